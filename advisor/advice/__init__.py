@@ -1,0 +1,1 @@
+"""Which draft to use, and how to start it."""

@@ -1,0 +1,1 @@
+"""Finding, running and measuring llama.cpp."""

@@ -1,0 +1,1 @@
+"""What a model is: references, GGUF headers, Hub configs, the catalogue, tokenizer identity."""

@@ -1,0 +1,1 @@
+"""How long a pass takes and how much memory it needs."""

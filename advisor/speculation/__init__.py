@@ -1,0 +1,1 @@
+"""Acceptance, methods, round cost, speedup."""

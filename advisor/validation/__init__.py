@@ -1,0 +1,1 @@
+"""Judging the predictor against published measurements."""
