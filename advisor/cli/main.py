@@ -52,7 +52,9 @@ def _version(show: bool) -> None:
 
 @app.callback()
 def options(
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version and exit."),
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Show the version and exit."
+    ),
 ) -> None:
     """Will a draft model (or MTP, EAGLE-3, n-gram) make this model faster on this machine?"""
 
