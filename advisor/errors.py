@@ -65,7 +65,7 @@ class NotDraftedError(EngineError):
     exit_code = EXIT_NOT_DRAFTED
 
 
-class Cancelled(AdvisorError):
+class CancelledError(AdvisorError):
     """Long work was stopped by its caller."""
 
     exit_code = EXIT_INTERRUPTED
