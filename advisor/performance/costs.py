@@ -48,8 +48,12 @@ class CostModel(Protocol):
     def checkpoint(self, nbytes: float) -> float:
         """Saving (or restoring) ``nbytes`` of recurrent state through the host [s]."""
 
-    def drafted_token(self, method: str, vocabulary: int) -> float:
-        """Overhead of one drafted token beyond its pass: sampling, graph rebuild, synchronisation [s]."""
+    def drafted_token(self, method: str, vocabulary: int, layers: float = 1.0) -> float:
+        """Overhead of one draft pass beyond its weights and ``fixed`` part [s].
+
+        Graph rebuild and launches of ``layers`` draft blocks outside the replayed graph, sampling over ``vocabulary``
+        logits, synchronisation.
+        """
 
     def verified_token(self, vocabulary: int) -> float:
         """Overhead of one verified row beyond the pass: copying and sampling its logits [s]."""
