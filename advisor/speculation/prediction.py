@@ -42,6 +42,12 @@ class AcceptanceEstimate(Frozen):
     kind: Literal["given", "measured", "published", "fitted", "assumed"]
     evidence: str
     task: Task | None = None
+    logit_mean: float | None = None
+    """Latent behind ``positions``: ``logit a_i = logit_mean + z * logit_sd + offsets[i-1]``, z standard normal."""
+    logit_sd: float | None = None
+    offsets: tuple[float, ...] = ()
+    draft_share: float = 1.0
+    """Share of rounds that draft anything at all; below 1 for n-gram methods, which draft only where text repeats."""
 
 
 class RoundCost(Frozen):
