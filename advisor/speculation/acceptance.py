@@ -1,0 +1,513 @@
+"""What acceptance to expect before anything has run, how sure that is, and what it rests on.
+
+The model is a linear mixed model on the logit of the first position's conditional acceptance:
+
+    theta = 1 + method + (method, family) + (method, target) + (method, draft) + task + (task, method)
+              + slopes * (temperature, low bits of target and draft, size ratio)
+              + author + setup + prompt + noise
+    logit a_i = theta + offset[method, i]
+
+Every bracket is a random effect with a variance fitted to published runs (``benchmarks/fit_acceptance.py``), so a
+group with many runs speaks for itself and a sparse one borrows from its neighbours. A user's own runs are further
+observations of the same model, all with one author: the user. ``data/acceptance.json`` holds the joint posterior
+(mean and covariance of the effects); evaluating it is a few hundred multiplications.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+from advisor.base import Frozen, Range
+from advisor.errors import InputError
+from advisor.models.description import ModelDescription
+from advisor.speculation.conversions import (
+    acceptance,
+    positions_from_theta,
+    theta_from_acceptance,
+)
+from advisor.speculation.prediction import AcceptanceEstimate, Method, Task
+
+Z80 = 1.2815515655446004
+"""Standard normal quantile at 0.9: the edge of a central 80 % interval."""
+POSITIONS = 8
+"""Draft positions with an offset of their own; later ones keep the last."""
+LEVEL = 0.8
+HEADS = frozenset({"draft-mtp", "draft-eagle3", "draft-dflash", "draft-dspark"})
+NGRAM = frozenset({"ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache"})
+LOW_BITS = 4.5
+"""Below this many bits per weight a quantisation is counted as low."""
+
+Effects = tuple[tuple[str, float], ...]
+"""Sparse row of the design: (effect name, value)."""
+Kind = Literal["measured", "published", "fitted", "assumed"]
+
+
+class Evidence(NamedTuple):
+    """Published runs that share method, target, draft, task and author; ``runs`` of them."""
+
+    method: str
+    family: str
+    target: str
+    draft: str
+    task: str
+    author: str
+    runs: int
+
+
+class OwnRun(Frozen):
+    """One observation of the user's own: counters of a run (or several pooled) of this pair on this task."""
+
+    method: str
+    target: str
+    family: str
+    draft: str
+    task: str
+    temperature: float
+    draft_max: int
+    drafted: int
+    accepted: int
+    runs: int = 1
+    target_bits: float = 16.0
+    draft_bits: float = 16.0
+    log_ratio: float = 1.0
+
+
+class Model(NamedTuple):
+    """The fitted posterior of ``data/acceptance.json``, ready for use."""
+
+    place: dict[str, int]
+    mean: tuple[float, ...]
+    covariance: tuple[tuple[float, ...], ...]
+    sd: dict[str, float]
+    prior_mean: dict[str, float]
+    offsets: dict[str, tuple[float, ...]]
+    evidence: tuple[Evidence, ...]
+    ngram: dict[str, list[float]]
+    ngram_runs: dict[str, list[int]]
+    families: dict[str, str]
+    gate: tuple[float, float]
+
+
+class Query(NamedTuple):
+    """What a pair looks like to the model."""
+
+    method: Method
+    target: str
+    family: str
+    draft: str
+    task: str | None
+    temperature: float
+    target_bits: float
+    draft_bits: float
+    log_ratio: float
+
+
+@lru_cache(maxsize=1)
+def model() -> Model:
+    """The shipped posterior.
+
+    Raises:
+        OSError: the data file is missing from the installation.
+    """
+    from advisor.resources import resource
+
+    raw = json.loads(resource("data", "acceptance.json").read_text(encoding="utf-8"))
+    return parse(raw)
+
+
+def parse(raw: Any) -> Model:
+    """A :class:`Model` from the parsed JSON of ``data/acceptance.json``."""
+    lower = raw["covariance_lower"]
+    n = len(lower)
+    return Model(
+        place={name: i for i, name in enumerate(raw["effects"])},
+        mean=tuple(raw["mean"]),
+        covariance=tuple(tuple(lower[max(i, j)][min(i, j)] for j in range(n)) for i in range(n)),
+        sd=raw["sd"],
+        prior_mean=raw["prior_mean"],
+        offsets={method: tuple(values) for method, values in raw["offsets"].items()},
+        evidence=tuple(Evidence(*line) for line in raw["evidence"]),
+        ngram=raw["ngram"],
+        ngram_runs=raw["ngram_runs"],
+        families=raw["families"],
+        gate=(raw["gate"][0], raw["gate"][1]),
+    )
+
+
+# ---------------------------------------------------------------- what a pair looks like to the model
+
+_SIZE = re.compile(r"[-_ ](?:\d+x)?\d+(?:\.\d+)?[bm](?:[-_ ]|$)")
+
+
+def family_of(slug: str, families: dict[str, str]) -> str:
+    """Family of a model slug: its vocabulary family if known, else the part of the name before the size."""
+    if slug in families:
+        return families[slug]
+    stem = _SIZE.split(slug, maxsplit=1)[0]
+    for known, family in families.items():
+        if _SIZE.split(known, maxsplit=1)[0] == stem:
+            return family
+    return stem
+
+
+def slug_of(description: ModelDescription) -> str:
+    """Catalogue slug, else the model's name in the catalogue's spelling."""
+    if description.catalogue_slug:
+        return description.catalogue_slug
+    name = description.name.lower().replace("_", "-").replace(" ", "-")
+    return re.sub(r"-(instruct|it|chat|gguf|hf|f16|bf16|ud|(iq|q)\d[\w-]*|mxfp4|nvfp4)(?=-|$)", "", name).strip("-")
+
+
+def bits_per_weight(description: ModelDescription) -> float:
+    """Mean bits of a weight in the file [bits]; 16 if the file says nothing."""
+    total = description.total_parameters
+    return 8 * sum(g.bytes for g in description.weights) / total if total else 16.0
+
+
+def row(
+    method: str,
+    family: str,
+    target: str,
+    draft: str,
+    task: str | None,
+    temperature: float,
+    target_bits: float,
+    draft_bits: float,
+    log_ratio: float,
+    author: str,
+    setup: str,
+    prompt: str,
+) -> Effects:
+    """Design row of one run. ``log_ratio`` is log10(target / draft active parameters); only a separate draft has it."""
+    effects = [
+        ("one", 1.0),
+        (f"method:{method}", 1.0),
+        (f"family:{method}|{family}", 1.0),
+        (f"target:{method}|{target}", 1.0),
+        (f"author:{author}", 1.0),
+        (f"setup:{setup}", 1.0),
+    ]
+    if draft:
+        effects.append((f"draft:{method}|{target}|{draft}", 1.0))
+    if task and task != "unknown":
+        effects.append((f"task:{task}", 1.0))
+        effects.append((f"tasked:{task}|{method}", 1.0))
+    effects.append((f"{'mix' if task in (None, 'mixed', 'unknown') else 'prompt'}:{prompt}", 1.0))
+    if temperature > 0:
+        effects.append(("temperature", temperature))
+    if target_bits < LOW_BITS and method in HEADS:
+        effects.append(("low target bits", LOW_BITS - target_bits))
+    if draft_bits < LOW_BITS and draft:
+        effects.append(("low draft bits", LOW_BITS - draft_bits))
+    if method == "draft-simple":
+        effects.append(("size ratio", log_ratio - 1.0))
+    return tuple(effects)
+
+
+# ---------------------------------------------------------------- Gaussian arithmetic on sparse rows
+
+
+def _prior_sd(name: str, m: Model) -> float:
+    return m.sd[name.partition(":")[0]]
+
+
+def _moments(effects: Effects, m: Model) -> tuple[float, float]:
+    """Posterior mean and variance of a design row; effects never seen keep their prior."""
+    known = [(m.place[name], value) for name, value in effects if name in m.place]
+    mean = sum(m.mean[i] * v for i, v in known)
+    variance = 0.0
+    for i, v in known:
+        line = m.covariance[i]
+        variance += v * sum(line[j] * w for j, w in known)
+    for name, value in effects:
+        if name not in m.place:
+            mean += m.prior_mean.get(name, 0.0) * value
+            variance += (value * _prior_sd(name, m)) ** 2
+    return mean, variance
+
+
+def _covariance(a: Effects, b: Effects, m: Model) -> float:
+    """Posterior covariance of two design rows."""
+    total = 0.0
+    values = dict(b)
+    known_b = [(m.place[name], w) for name, w in b if name in m.place]
+    for name, v in a:
+        if name in m.place:
+            line = m.covariance[m.place[name]]
+            total += v * sum(line[j] * w for j, w in known_b)
+        elif name in values:
+            total += v * values[name] * _prior_sd(name, m) ** 2
+    return total
+
+
+def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
+    """Solve a small symmetric positive definite system by Cholesky."""
+    n = len(right)
+    low = [[0.0] * n for _ in range(n)]
+    for i in range(n):
+        for j in range(i + 1):
+            s = matrix[i][j] - sum(low[i][x] * low[j][x] for x in range(j))
+            low[i][j] = math.sqrt(max(s, 1e-12)) if i == j else s / low[j][j]
+    y = [0.0] * n
+    for i in range(n):
+        y[i] = (right[i] - sum(low[i][x] * y[x] for x in range(i))) / low[i][i]
+    out = [0.0] * n
+    for i in reversed(range(n)):
+        out[i] = (y[i] - sum(low[x][i] * out[x] for x in range(i + 1, n))) / low[i][i]
+    return out
+
+
+# ---------------------------------------------------------------- the estimate
+
+
+def estimate(
+    target: ModelDescription,
+    draft: ModelDescription | None,
+    method: Method,
+    *,
+    task: Task | None = None,
+    temperature: float = 0.0,
+    k: int,
+    results: Sequence[OwnRun] | None = None,
+) -> AcceptanceEstimate:
+    """Acceptance to expect of this pair at draft length ``k``.
+
+    Args:
+        target: the model whose output is wanted.
+        draft: draft model or drafter head; None for MTP inside the target and for n-gram methods.
+        method: llama.cpp's method name.
+        task: kind of text; None = not known, which widens the range by the spread between tasks.
+        temperature: sampling temperature of the target.
+        k: most tokens drafted per round.
+        results: the user's own runs; None = those in the results file, if there is one.
+
+    Raises:
+        InputError: ``k`` below 1.
+    """
+    if k < 1:
+        raise InputError(f"The draft length must be at least 1, got {k}.")
+    own = tuple(results) if results is not None else own_runs()
+    base = _latent(query(target, draft, method, task, temperature), own)
+    return at_length(base, k)
+
+
+def query(
+    target: ModelDescription, draft: ModelDescription | None, method: Method, task: str | None, temperature: float
+) -> Query:
+    """The features of a pair."""
+    m = model()
+    slug = slug_of(target)
+    family = target.tokenizer.family if target.tokenizer and target.tokenizer.family else family_of(slug, m.families)
+    ratio = 1.0
+    if draft is not None and method == "draft-simple":
+        ratio = math.log10(max(target.active_parameters, 1) / max(draft.active_parameters, 1))
+    return Query(
+        method,
+        slug,
+        family,
+        slug_of(draft) if draft is not None else "",
+        task,
+        temperature,
+        bits_per_weight(target),
+        bits_per_weight(draft) if draft is not None else 16.0,
+        min(max(ratio, 0.0), 3.0),
+    )
+
+
+@lru_cache(maxsize=512)
+def _latent(q: Query, own: tuple[OwnRun, ...]) -> AcceptanceEstimate:
+    m = model()
+    if q.method in NGRAM:
+        return _ngram(q, m)
+    effects = row(*q, author="you", setup="this one", prompt="the next")
+    if q.task is None:
+        # Nothing is known of the text: it may be any task.
+        effects = (*effects, ("task:of the next", 1.0))
+    mean, variance = _moments(effects, m)
+    mine = [o for o in own if o.method == q.method]
+    if mine:
+        rows = [_own_row(o) for o in mine]
+        gram = [[_covariance(a, b, m) for b in rows] for a in rows]
+        seen = [_own_theta(o, m) for o in mine]
+        for i, (_, noise) in enumerate(seen):
+            gram[i][i] += noise
+        cross = [_covariance(effects, r, m) for r in rows]
+        residual = [theta - _moments(r, m)[0] for (theta, _), r in zip(seen, rows, strict=True)]
+        mean += sum(c * w for c, w in zip(cross, _solve(gram, residual), strict=True))
+        variance -= sum(c * w for c, w in zip(cross, _solve(gram, cross), strict=True))
+    sd = math.sqrt(max(variance, 1e-6))
+    offsets = m.offsets.get(q.method, m.offsets["default"])
+    kind, evidence = _provenance(q, mine, m)
+    return AcceptanceEstimate(
+        rate=Range(median=0.0, low=0.0, high=0.0),
+        positions=(),
+        kind=kind,
+        evidence=evidence,
+        task=q.task if q.task is None else _task(q.task),
+        logit_mean=mean,
+        logit_sd=sd,
+        offsets=offsets,
+        draft_share=1.0,
+    )
+
+
+def _ngram(q: Query, m: Model) -> AcceptanceEstimate:
+    """N-gram methods: whether they draft at all depends on the text alone, so published figures say little."""
+    share, theta, sd = m.ngram.get(q.task or "default", m.ngram["default"])
+    runs, sources = m.ngram_runs.get(q.method, [0, 0])
+    known = runs > 0 and (q.task or "default") not in m.ngram
+    evidence = (
+        f"{runs} runs, {sources} source{'s' if sources != 1 else ''}: on ordinary prompts it almost never drafts"
+        if known
+        else "assumed: depends on how much of the text repeats"
+    )
+    return AcceptanceEstimate(
+        rate=Range(median=0.0, low=0.0, high=0.0),
+        positions=(),
+        kind="published" if known else "assumed",
+        evidence=f"{evidence}; replay your own text with `advisor acceptance --sample`",
+        task=None if q.task is None else _task(q.task),
+        logit_mean=theta,
+        logit_sd=sd,
+        draft_share=share,
+    )
+
+
+def _task(name: str) -> Task:
+    return name  # type: ignore[return-value]  # came in as a Task
+
+
+def _own_row(o: OwnRun) -> Effects:
+    return row(
+        o.method,
+        o.family,
+        o.target,
+        o.draft,
+        o.task or None,
+        o.temperature,
+        o.target_bits,
+        o.draft_bits,
+        o.log_ratio,
+        author="you",
+        setup="this one",
+        prompt=f"own {o.task}",
+    )
+
+
+def _own_theta(o: OwnRun, m: Model) -> tuple[float, float]:
+    """Theta that the counters of own runs show, and the variance of that figure."""
+    offsets = m.offsets.get(o.method, m.offsets["default"])
+    return observe(o.accepted, o.drafted, o.draft_max, offsets, m.sd["noise"] / math.sqrt(max(o.runs, 1)))
+
+
+def observe(accepted: float, drafted: float, k: int, offsets: Sequence[float], noise: float) -> tuple[float, float]:
+    """Theta behind ``accepted`` of ``drafted`` tokens at draft length ``k``, and its variance.
+
+    Drafts of one round stand and fall together, so a run of ``drafted / k`` rounds holds about that many independent
+    trials per position; half a trial is added on both sides so that 0 and all remain finite.
+    """
+    rate = (accepted + 0.5) / (drafted + 1)
+    theta = theta_from_acceptance(rate, k, offsets)
+    step = 1e-3
+    slope = (
+        acceptance(positions_from_theta(theta + step, k, offsets))
+        - acceptance(positions_from_theta(theta - step, k, offsets))
+    ) / (2 * step)
+    trials = max(drafted / math.sqrt(k), 1.0)
+    return theta, rate * (1 - rate) / trials / max(slope, 1e-4) ** 2 + noise**2
+
+
+def _provenance(q: Query, mine: Sequence[OwnRun], m: Model) -> tuple[Kind, str]:
+    pair = [o for o in mine if (o.target, o.draft) == (q.target, q.draft)]
+    same = [e for e in m.evidence if e.method == q.method]
+    exact = [e for e in same if e.target == q.target and e.draft == q.draft]
+    runs = sum(e.runs for e in same)
+    sources = len({e.author for e in same})
+    parts = []
+    if mine:
+        count = sum(o.runs for o in pair) or sum(o.runs for o in mine)
+        parts.append(f"{count} of your own runs{'' if pair else ' (other pairs)'}")
+    if same:
+        nearest = max(same, key=lambda e: _nearness(e, q))
+        name = nearest.target + (f" + {nearest.draft}" if nearest.draft else "")
+        parts.append(
+            f"{runs} runs, {sources} source{'s' if sources != 1 else ''}, nearest: {name} "
+            f"{q.method.removeprefix('draft-')} on {nearest.task}"
+        )
+    if pair:
+        return "measured", "; ".join(parts)
+    if exact:
+        return "published", "; ".join(parts)
+    if parts:
+        return "fitted", "; ".join(parts)
+    return "assumed", f"no run of {q.method} with a stated acceptance is known; a wide guess from the other methods"
+
+
+def _nearness(e: Evidence, q: Query) -> tuple[bool, bool, bool, bool, int]:
+    return (
+        e.target == q.target and e.draft == q.draft,
+        e.target == q.target,
+        e.family == q.family,
+        e.task == (q.task or "mixed"),
+        e.runs,
+    )
+
+
+def own_runs() -> tuple[OwnRun, ...]:
+    """The user's own runs from the results file; empty if there are none (or no such file)."""
+    return ()
+
+
+def given(rate: float, k: int, method: Method | None = None) -> AcceptanceEstimate:
+    """The estimate for an acceptance the user states: no range, and the shape of ``method`` for other lengths.
+
+    Raises:
+        InputError: ``rate`` outside 0..1 or ``k`` below 1.
+    """
+    offsets: tuple[float, ...] = model().offsets.get(method, ()) if method else ()
+    theta = theta_from_acceptance(rate, k, offsets)
+    theta = min(max(theta, -30.0), 30.0)
+    base = AcceptanceEstimate(
+        rate=Range(median=rate, low=rate, high=rate),
+        positions=(),
+        kind="given",
+        evidence=f"{rate:.1%} at draft length {k}, as given",
+        logit_mean=theta,
+        logit_sd=0.0,
+        offsets=offsets,
+    )
+    return at_length(base, k)
+
+
+def at_length(base: AcceptanceEstimate, k: int) -> AcceptanceEstimate:
+    """The same estimate at another draft length.
+
+    Raises:
+        InputError: ``k`` below 1.
+    """
+    if k < 1:
+        raise InputError(f"The draft length must be at least 1, got {k}.")
+    low, middle, high = (acceptance(positions(base, k, z)) for z in (-Z80, 0.0, Z80))
+    return base.model_copy(
+        update={"rate": Range(median=middle, low=low, high=high, level=LEVEL), "positions": positions(base, k)}
+    )
+
+
+def positions(base: AcceptanceEstimate, k: int, z: float = 0.0) -> tuple[float, ...]:
+    """Conditional acceptance of the first ``k`` drafts, ``z`` standard deviations above (below) the median."""
+    if base.logit_mean is None:
+        return base.positions[:k] + base.positions[-1:] * (k - len(base.positions))
+    return positions_from_theta(base.logit_mean + z * (base.logit_sd or 0.0), k, base.offsets)
+
+
+def quantiles(base: AcceptanceEstimate, levels: Iterable[float], k: int) -> tuple[float, ...]:
+    """Acceptance at the given probability levels (0..1) and draft length ``k``."""
+    from statistics import NormalDist
+
+    normal = NormalDist()
+    return tuple(acceptance(positions(base, k, normal.inv_cdf(p))) for p in levels)
