@@ -33,6 +33,10 @@ class Device(Frozen):
     int8: Figure | None = None
     tdp: Figure | None = None
     aliases: tuple[str, ...] = ()
+    memory_options: tuple[float, ...] = ()
+    """Sizes sold, if there are several [GB]; ``memory`` is then the largest unless somebody chose."""
+    cores: int | None = None
+    """Physical CPU cores that may be used, where known (CPUs only)."""
     notes: str | None = None
 
     @property
@@ -76,6 +80,8 @@ class RpcHost(Frozen):
     """Network throughput [GB/s]."""
     latency: Figure
     """One-way latency per transfer [ms]."""
+    address: str | None = None
+    """``host:port`` of its rpc-server, for a command line."""
 
 
 class Placement(Frozen):
