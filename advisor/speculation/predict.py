@@ -15,8 +15,8 @@ from advisor.hardware.machine import Setup
 from advisor.models.description import ModelDescription
 from advisor.performance.costs import CostModel
 from advisor.performance.memory import memory_plan
-from advisor.performance.passes import pass_time
-from advisor.performance.select import cost_model
+from advisor.performance.passes import CostSource, plan_of
+from advisor.performance.select import cost_model, fitted_costs
 from advisor.speculation import acceptance as acceptances
 from advisor.speculation.prediction import (
     AcceptanceEstimate,
@@ -174,11 +174,12 @@ def predict(
     _check(target, draft_max, acceptance, depth, p_min, temperature)
     method = method or infer_method(target, draft)
     context = context if context is not None else depth + 4096
-    costs = cost_model(setup, calibrated=calibrated)
+    costs: CostSource | None = None if calibrated else fitted_costs
+    charges = cost_model(setup, calibrated=calibrated)
     tokenizer = tokenizer_verdict(target, draft, method)
     at = draft_max or default_draft_max(method)
     estimate = (
-        acceptances.given(acceptance, at)
+        acceptances.given(acceptance, at, method)
         if acceptance is not None
         else acceptances.estimate(target, draft, method, task=task, temperature=temperature, k=at)
     )
@@ -191,9 +192,9 @@ def predict(
     chosen = points[draft_max] if draft_max is not None else best
     estimate = acceptances.at_length(estimate, chosen.k)
 
-    baseline = pass_time(target, setup, 1, depth, costs=costs)
-    step_sd = costs.step_log_sd(target.architecture)
-    base_tps = 1 / baseline.seconds
+    slots = setup.parallel
+    base_tps = 1 / plan_of(target, setup, costs).seconds(slots, slots, depth, sequences=slots)
+    step_sd = charges.step_log_sd(target.architecture)
     ratio = chosen.range()
     speculative = base_tps * ratio.median
     memory = memory_plan(target, draft, method, setup, context=context, draft_max=chosen.k)
@@ -232,7 +233,7 @@ def predict(
         tokenizer=tokenizer,
         verdict=verdict,
         reasons=explain(target, draft, method, chosen, estimate, best, tokenizer, memory, verdict),
-        figures=_figures(target, setup, costs),
+        figures=_figures(target, setup, charges),
         assumptions=_assumptions(target, draft, setup),
     )
 
@@ -263,7 +264,7 @@ def sweep(
     method: Method, draft_max: int | None, target: ModelDescription, draft: ModelDescription | None
 ) -> tuple[int, ...]:
     """Draft lengths worth looking at, the asked one among them, capped where the method caps it."""
-    lengths = _NGRAM_SWEEP if method in NGRAM else _SWEEP
+    lengths: tuple[int, ...] = _NGRAM_SWEEP if method in NGRAM else _SWEEP
     if method == "ngram-cache":
         lengths = (8,)  # llama.cpp fixes it
     if draft is not None and draft.drafter and draft.drafter.block_size and method in ("draft-dflash", "draft-dspark"):
@@ -286,13 +287,16 @@ def _point(
     *,
     depth: int,
     p_min: float,
-    costs: CostModel,
+    costs: CostSource | None,
 ) -> _Point:
     """The round at the median acceptance, and how far ln(speedup) moves at both ends of its range."""
 
     def at(shift: float) -> tuple[Round, float]:
         positions = acceptances.positions(estimate, k, shift)
-        one = round_of(target, draft, method, setup, k, positions=positions, depth=depth, p_min=p_min, costs=costs)
+        one = round_of(
+            target, draft, method, setup, k, positions=positions, depth=depth, p_min=p_min,
+            parallel=setup.parallel, hit_rate=estimate.draft_share, costs=costs,
+        )  # fmt: skip
         return one, math.log(one.tokens / one.cost.cost)
 
     middle, centre = at(0.0)
@@ -313,7 +317,7 @@ def break_even(
     *,
     depth: int = 0,
     p_min: float = 0.0,
-    costs: CostModel | None = None,
+    costs: CostSource | None = None,
 ) -> float | None:
     """Acceptance (accepted / drafted) at which this pair neither gains nor loses at draft length ``k``.
 
@@ -321,7 +325,10 @@ def break_even(
     """
 
     def gain(rate: float) -> float:
-        one = round_of(target, draft, method, setup, k, positions=(rate,) * k, depth=depth, p_min=p_min, costs=costs)
+        one = round_of(
+            target, draft, method, setup, k, positions=(rate,) * k, depth=depth, p_min=p_min,
+            parallel=setup.parallel, costs=costs,
+        )  # fmt: skip
         return one.tokens - one.cost.cost
 
     low, high = 0.0, 1.0
