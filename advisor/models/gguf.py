@@ -9,13 +9,14 @@ left before anything is allocated, string arrays are skipped by arithmetic, and 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import re
 import stat
 import struct
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple, NoReturn, Protocol, Union
+from typing import NamedTuple, NoReturn, Protocol
 
 from advisor.errors import ModelFileError
 from advisor.models.quants import FORMATS, REMOVED, type_name
@@ -39,7 +40,7 @@ _TOKENS = "tokenizer.ggml.tokens"
 class StringArray(NamedTuple):
     """A string array that was skipped: its length and its byte span in the file (each string: u64 length, bytes)."""
 
-    count: int
+    length: int
     start: int
     end: int
 
@@ -47,12 +48,12 @@ class StringArray(NamedTuple):
 class NumberArray(NamedTuple):
     """A long numeric array that was skipped."""
 
-    count: int
+    length: int
     start: int
     end: int
 
 
-Value = Union[int, float, bool, str, tuple[Union[int, float, bool], ...], StringArray, NumberArray]
+Value = int | float | bool | str | tuple[int | float | bool, ...] | StringArray | NumberArray
 
 
 class Tensor(NamedTuple):
@@ -310,13 +311,13 @@ class _Reader:
 
     def value(self, key: str) -> Value:
         kind = self.integer("I", 4)
-        if kind in _SCALARS:
-            return self.number(*_SCALARS[kind])
         if kind == _STRING:
             return self.string(f"the value of {clean(key, 80)}")
         if kind == _ARRAY:
             return self.array(key)
-        self.fail(f"the value of {clean(key, 80)} has the unknown type {kind}")
+        if kind not in _SCALARS:
+            self.fail(f"the value of {clean(key, 80)} has the unknown type {kind}")
+        return self.number(*_SCALARS[kind])
 
     def array(self, key: str) -> Value:
         kind = self.integer("I", 4)
@@ -442,7 +443,7 @@ def _sized(
     """Bytes of every tensor, and whether all of them are in the file."""
     size = reader.source.size
     order = sorted(range(len(rows)), key=lambda i: rows[i][3])
-    following = {i: rows[j][3] for i, j in zip(order, order[1:])}
+    following = {i: rows[j][3] for i, j in itertools.pairwise(order)}
     tensors: list[Tensor | None] = [None] * len(rows)
     expected, needed, total, contiguous, unknown = 0, 0, 0, True, set()
     for i in order:
@@ -533,7 +534,7 @@ def read_strings(path: Path, array: StringArray, big_endian: bool = False) -> li
     texts, position = [], 0
     unpack = struct.Struct(">Q" if big_endian else "<Q").unpack_from
     try:
-        for _ in range(array.count):
+        for _ in range(array.length):
             after = position + 8
             position = after + unpack(data, position)[0]
             texts.append(data[after:position])
