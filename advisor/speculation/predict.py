@@ -208,6 +208,7 @@ def predict(
         draft_max=chosen.k,
         p_min=p_min,
         context=context,
+        depth=depth,
         parallel=setup.parallel,
         acceptance=estimate,
         mean_accepted_length=chosen.round.tokens,

@@ -124,6 +124,8 @@ class Prediction(Frozen):
     draft_max: int
     p_min: float = 0.0
     context: int
+    depth: int = 0
+    """Tokens already in the context when the speeds apply; ``context`` is what memory is planned for."""
     parallel: int = 1
     acceptance: AcceptanceEstimate
     mean_accepted_length: float
