@@ -110,3 +110,5 @@ class Setup(Frozen):
     cache_type_v: str = "f16"
     parallel: int = 1
     flash_attention: bool = True
+    build: int | None = None
+    """llama.cpp build number, for kernels that changed; None = a current one."""

@@ -121,6 +121,17 @@ class _Work(NamedTuple):
     overhead: float
 
 
+class Expected(NamedTuple):
+    """Seconds of the average round by cause, tokens it yields, tokens it drafts."""
+
+    draft: float
+    verify: float
+    overhead: float
+    rollback: float
+    tokens: float
+    drafted: float
+
+
 class Rounds:
     """All rounds of one pair on one machine at one depth; what does not depend on acceptance is computed once."""
 
@@ -224,25 +235,20 @@ class Rounds:
             self._replay[accepted] = found
         return found
 
-    def round(self, k: int, positions: Sequence[float], p_min: float, hit_rate: float) -> Round:
-        """The expected round; see :func:`round_of`."""
+    def expected(self, k: int, gates: Sequence[Gate], hit_rate: float = 1.0) -> Expected:
+        """The average round when position ``i`` goes on and is accepted as ``gates[i]`` says [s, tokens].
+
+        Only sums and products of costs, so that a fit can follow them back to the constants.
+        """
         checkpoint = self.rollback == "checkpoint"
         draft = verify = overhead = rollback = 0.0
         accepted = drafted = extra = 0.0
-        reached = 1.0  # chance that the gate let all earlier tokens through
-        kept = 1.0  # chance that they were also accepted
-        lengths: list[tuple[int, float]] = []
-        if p_min > 0.0:
-            for m in range(k):
-                passed, _ = gate(positions[m], p_min)
-                lengths.append((m, reached * (1.0 - passed)))
-                reached *= passed
-                drafted += reached
-            lengths.append((k, reached))
-        else:
-            lengths.append((k, 1.0))
-            drafted = float(k)
-        for m, chance in lengths:
+        reached = kept = 1.0  # chance that the gate let all earlier tokens through; that they were also accepted
+        for m in range(k + 1):
+            going_on = gates[m].passed if m < k else 0.0
+            chance = reached * (1.0 - going_on)
+            reached *= going_on
+            drafted += reached
             if chance <= 0.0:
                 continue
             w = self.work(m, k)
@@ -252,42 +258,42 @@ class Rounds:
             if checkpoint and m:
                 rollback += chance * self.save
         for i in range(k):
-            g = gate(positions[i], p_min)
-            missed = kept * (g.passed - g.accepted)
+            missed = kept * (gates[i].passed - gates[i].accepted)
             if checkpoint and missed > 0.0:
                 rollback += missed * self.replay(i)
                 extra += missed
-            kept *= g.accepted
+            kept *= gates[i].accepted
             accepted += kept
-        tokens = 1.0 + accepted + extra
         if hit_rate < 1.0:
-            plain = self.plan.seconds(self.slots, None, self.depth, 0, self.slots)
             draft, overhead, rollback = draft * hit_rate, overhead * hit_rate, rollback * hit_rate
-            verify = verify * hit_rate + plain * (1.0 - hit_rate)
-            tokens = 1.0 + (tokens - 1.0) * hit_rate
-            drafted *= hit_rate
-        total = draft + verify + overhead + rollback
+            verify = verify * hit_rate + self.base * (1.0 - hit_rate)
+        return Expected(draft, verify, overhead, rollback, 1.0 + (accepted + extra) * hit_rate, drafted * hit_rate)
+
+    def round(self, k: int, gates: Sequence[Gate], hit_rate: float = 1.0) -> Round:
+        """The same in decode steps, with its uncertainty; see :func:`round_of`."""
+        e = self.expected(k, gates, hit_rate)
+        total = e.draft + e.verify + e.overhead + e.rollback
         base = self.base
         return Round(
             cost=RoundCost(
                 cost=total / base,
-                draft=draft / base,
-                verify=verify / base,
-                overhead=overhead / base,
-                rollback=rollback / base,
+                draft=e.draft / base,
+                verify=e.verify / base,
+                overhead=e.overhead / base,
+                rollback=e.rollback / base,
                 milliseconds=total * 1e3,
             ),
-            tokens=tokens,
-            drafted=drafted,
-            log_sd=self._log_sd(p_min),
+            tokens=e.tokens,
+            drafted=e.drafted,
+            log_sd=self._log_sd(gates[0].passed < 1.0),
         )
 
-    def _log_sd(self, p_min: float) -> float:
+    def _log_sd(self, gated: bool) -> float:
         k = load_constants()
         variance = self.costs.log_sd(self.architecture, self.method) ** 2
         if self.costs.kind != "measured" and self.rollback == "checkpoint":
             variance += k["scatter.checkpoint"] ** 2
-        if p_min > 0.0:
+        if gated:
             variance += k["scatter.gate"] ** 2
         if self.slots > 1:
             variance += k["scatter.slots"] ** 2
@@ -367,7 +373,7 @@ def round_of(
     if len(positions) < k:
         positions = (*positions, *([positions[-1]] * (k - len(positions))))
     rounds = rounds_of(target, draft, method, setup, depth=depth, parallel=parallel, costs=costs)
-    return rounds.round(k, positions, p_min, hit_rate)
+    return rounds.round(k, [gate(a, p_min) for a in positions], hit_rate)
 
 
 def rollback_class(target: ModelDescription, method: Method) -> str:
