@@ -74,10 +74,10 @@ def pretty(argv: Sequence[str], shell: Shell, width: int = 78) -> str:
     mark = {"posix": " \\", "powershell": " `", "cmd": " ^"}[shell]
     groups: list[list[str]] = []
     for argument in argv:
-        if not groups or argument.startswith("-") or (groups[-1] and not groups[-1][0].startswith("-")):
-            groups.append([argument])
-        else:
+        if groups and groups[-1][0].startswith("-") and len(groups[-1]) == 1 and not argument.startswith("-"):
             groups[-1].append(argument)
+        else:
+            groups.append([argument])
     lines: list[str] = []
     for i, group in enumerate(groups):
         text = join(group, shell) if i == 0 else " ".join(quote(a, shell) for a in group)
