@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from advisor.base import Figure, Range
@@ -104,20 +105,17 @@ def kind_note(kind: str) -> str:
     return KIND_NOTES.get(kind, clean(kind, 40))
 
 
-def quote(argument: str) -> str:
-    """One argument of a printed POSIX command line, so that pasting it can do nothing but pass the argument.
+def command_line(words: Sequence[str]) -> str:
+    """A command to paste into the shell most users of this system have; see :mod:`advisor.advice.quoting`."""
+    from advisor.advice.quoting import default_shell, join
+    from advisor.errors import InputError
 
-    Invisible and control characters become escapes of ``$'...'`` (bash, zsh, ksh): the command stays true to the
-    name and yet shows what it holds.
-    """
-    from shlex import quote as shell_quote
+    try:
+        return join(words, default_shell())
+    except InputError:  # a name that PowerShell cannot pass on
+        return join(words, "posix")
 
-    if clean(argument, len(argument) + 1) == argument:
-        return shell_quote(argument)
-    escaped = "".join(
-        c
-        if 32 <= ord(c) < 127 and c not in "\\'"
-        else "".join(f"\\x{b:02x}" for b in c.encode("utf-8", "surrogateescape"))
-        for c in argument
-    )
-    return f"$'{escaped}'"
+
+def argument(reference: str) -> str:
+    """A model reference as a command argument: one that begins like an option is a file in this folder."""
+    return f"./{reference}" if reference.startswith("-") else reference

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 from advisor.base import Range
 from advisor.report.console import (
+    argument,
+    command_line,
     format_bytes,
     format_figure,
     format_number,
     format_range,
     format_speedup,
-    kind_note,
     printable,
-    quote,
 )
 from advisor.speculation.prediction import CurvePoint, Prediction
 
@@ -114,13 +114,13 @@ def chosen_lengths(prediction: Prediction, limit: int) -> list[CurvePoint]:
 def confirm_command(prediction: Prediction) -> str:
     """The command that proves or refutes this prediction on the user's machine."""
     p = prediction
-    words = ["advisor", "confirm", p.target.reference]
+    words = ["advisor", "confirm", argument(p.target.reference)]
     if p.draft is not None and p.draft.reference != p.target.reference:
-        words.append(p.draft.reference)
+        words.append(argument(p.draft.reference))
     if p.method != "draft-simple":
         words += ["--method", p.method]
     words += ["--draft-max", str(p.draft_max)]
-    return " ".join(quote(w) for w in words)
+    return command_line(words)
 
 
 class PredictionScreen:
@@ -321,7 +321,6 @@ __all__ = [
     "bar",
     "chosen_lengths",
     "confirm_command",
-    "kind_note",
     "prediction_screen",
     "range_bar",
     "verdict_words",

@@ -1,0 +1,295 @@
+"""The charts of a report: Vega-Lite specifications, drawn as SVG text by vl-convert.
+
+Colours are CSS variables of the page, so one drawing serves light, dark and print. Charts hold numbers and our own
+words only, never a name that came from a file.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from advisor.report.document import RooflineView, Sheet
+from advisor.report.whatif import speedup_at
+
+WIDTH = 290
+"""Inner width of a chart [px]: with axes it fits a 360 px phone unscaled, so its letters stay legible."""
+_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
+
+
+def draw(spec: dict[str, Any], label: str) -> str | None:
+    """SVG text of a specification with ``label`` as its accessible name; None if vl-convert is not installed."""
+    try:
+        import vl_convert
+    except ImportError:
+        return None
+    svg: str = vl_convert.vegalite_to_svg({**_base(), **spec})
+    from markupsafe import escape
+
+    head = f'<svg role="img" aria-label="{escape(label)}" '
+    # The page's own label replaces Vega's many: a screen reader hears one sentence, then the table below the chart.
+    return svg.replace("<svg ", head, 1).replace('role="graphics-', 'data-role="graphics-')
+
+
+def _base() -> dict[str, Any]:
+    text = {"labelColor": "var(--muted)", "titleColor": "var(--muted)", "titleFontWeight": "normal"}
+    lines = {"gridColor": "var(--line)", "domainColor": "var(--muted)", "tickColor": "var(--muted)"}
+    return {
+        "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
+        "background": None,
+        "width": WIDTH,
+        "height": 200,
+        "config": {
+            "font": _FONT,
+            "axis": {**text, **lines, "labelFontSize": 12, "titleFontSize": 12},
+            "legend": {**text, "labelFontSize": 12, "orient": "bottom", "title": None, "direction": "horizontal"},
+            "view": {"stroke": None},
+            "text": {"color": "var(--text)", "fontSize": 12},
+            "aria": False,
+        },
+    }
+
+
+def _rule_at_one() -> dict[str, Any]:
+    return {
+        "data": {"values": [{"one": 1}]},
+        "mark": {"type": "rule", "color": "var(--muted)", "strokeDash": [4, 3]},
+        "encoding": {"y": {"field": "one", "type": "quantitative"}},
+    }
+
+
+def speedup_by_length(sheet: Sheet) -> dict[str, Any]:
+    """Speedup with its range against draft length, break-even dashed, the used length marked."""
+    p = sheet.prediction
+    rows = [
+        {"k": c.draft_max, "speedup": c.speedup.median, "low": c.speedup.low, "high": c.speedup.high} for c in p.curve
+    ]
+    used = [r for r in rows if r["k"] == p.draft_max]
+    wide = max((r["k"] for r in rows), default=1) > 16
+    x: dict[str, Any] = {
+        "field": "k",
+        "type": "quantitative",
+        "title": "draft length k",
+        "axis": {
+            "tickMinStep": 1,
+            "grid": False,
+            **({} if wide else {"values": [r["k"] for r in rows]}),
+            "format": "d",
+        },
+        "scale": {"zero": False, "nice": False, "padding": 12},
+    }
+    y = {"type": "quantitative", "title": "speedup", "scale": {"zero": True}}
+    return {
+        "data": {"values": rows},
+        "layer": [
+            {
+                "mark": {"type": "area", "color": "var(--with)", "opacity": 0.2},
+                "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}},
+            },
+            _rule_at_one(),
+            {
+                "mark": {"type": "line", "color": "var(--with)", "point": {"color": "var(--with)", "size": 30}},
+                "encoding": {"x": x, "y": {**y, "field": "speedup"}},
+            },
+            {
+                "data": {"values": used},
+                "mark": {"type": "point", "color": "var(--with)", "size": 160, "strokeWidth": 2},
+                "encoding": {"x": x, "y": {**y, "field": "speedup"}},
+            },
+        ],
+    }
+
+
+def speedup_by_acceptance(sheet: Sheet) -> dict[str, Any]:
+    """Speedup against acceptance at the used draft length, with the estimate's range and the break-even."""
+    p = sheet.prediction
+    rows = [{"rate": r / 20, "speedup": speedup_at(sheet, r / 20)} for r in range(21)]
+    rate = p.acceptance.rate
+    x: dict[str, Any] = {
+        "type": "quantitative",
+        "title": f"accepted / drafted at k = {p.draft_max}",
+        "axis": {"format": "%", "grid": False, "tickCount": 5},
+        "scale": {"domain": [0, 1]},
+    }
+    y = {"type": "quantitative", "title": "speedup", "scale": {"zero": True}}
+    layers: list[dict[str, Any]] = [
+        {
+            "data": {"values": [{"low": rate.low, "high": rate.high}]},
+            "mark": {"type": "rect", "color": "var(--with)", "opacity": 0.2},
+            "encoding": {"x": {**x, "field": "low"}, "x2": {"field": "high"}},
+        },
+        _rule_at_one(),
+        {
+            "data": {"values": rows},
+            "mark": {"type": "line", "color": "var(--with)"},
+            "encoding": {"x": {**x, "field": "rate"}, "y": {**y, "field": "speedup"}},
+        },
+        {
+            "data": {"values": [{"rate": rate.median, "speedup": p.speedup.median}]},
+            "mark": {"type": "point", "color": "var(--with)", "size": 160, "strokeWidth": 2},
+            "encoding": {"x": {**x, "field": "rate"}, "y": {**y, "field": "speedup"}},
+        },
+    ]
+    if p.break_even_acceptance:
+        layers.append({
+            "data": {"values": [{"rate": p.break_even_acceptance}]},
+            "mark": {"type": "rule", "color": "var(--bad)", "strokeDash": [4, 3]},
+            "encoding": {"x": {**x, "field": "rate"}},
+        })  # fmt: skip
+    return {"layer": layers}
+
+
+def round_parts(sheet: Sheet) -> dict[str, Any]:
+    """One round against the same tokens without drafting: bars of draft, verify, overhead [decode steps]."""
+    p = sheet.prediction
+    cost = p.round
+    parts = (("draft", cost.draft), ("verify", cost.verify), ("overhead", cost.overhead))
+    rows = [{"arm": "with", "part": name, "steps": value, "order": i} for i, (name, value) in enumerate(parts)]
+    rows.append({"arm": "without", "part": "decode", "steps": p.mean_accepted_length, "order": 0})
+    names = ["draft", "verify", "overhead", "decode"]
+    colours = ["var(--draft)", "var(--with)", "var(--overhead)", "var(--without)"]
+    return {
+        "data": {"values": rows},
+        "height": 90,
+        "mark": {"type": "bar", "height": {"band": 0.7}},
+        "encoding": {
+            "y": {"field": "arm", "type": "nominal", "title": None, "sort": ["without", "with"]},
+            "x": {
+                "field": "steps",
+                "type": "quantitative",
+                "title": f"decode steps for {p.mean_accepted_length:.2f} tokens",
+            },
+            "color": {"field": "part", "type": "nominal", "scale": {"domain": names, "range": colours}},
+            "order": {"field": "order"},
+        },
+    }
+
+
+def roofline(view: RooflineView) -> dict[str, Any]:
+    """Both ceilings on logarithmic axes, and the passes below them."""
+    knee = view.peak * 1000 / view.bandwidth
+    left = min([x.intensity for x in view.points] + [knee]) / 3
+    right = max([x.intensity for x in view.points] + [knee]) * 4
+    roof = [
+        {"intensity": left, "rate": left * view.bandwidth / 1000},
+        {"intensity": knee, "rate": view.peak},
+        {"intensity": right, "rate": view.peak},
+    ]
+    bottom = min([x.rate for x in view.points] + [roof[0]["rate"]]) / 2
+    x = {
+        "field": "intensity",
+        "type": "quantitative",
+        "title": "FLOP per byte",
+        "scale": {"type": "log", "domain": [left, right], "nice": False},
+        "axis": {"grid": False, "tickCount": 4, "format": "~g"},
+    }
+    y = {
+        "field": "rate",
+        "type": "quantitative",
+        "title": "TFLOP/s",
+        "scale": {"type": "log", "domain": [bottom, view.peak * 2], "nice": False},
+        "axis": {"tickCount": 4, "format": "~g"},
+    }
+    points = [{"intensity": p.intensity, "rate": p.rate, "pass": p.name} for p in view.points]
+    names = list(dict.fromkeys(p.name for p in view.points))
+    palette = ("var(--without)", "var(--with)", "var(--draft)", "var(--overhead)")
+    return {
+        "layer": [
+            {
+                "data": {"values": roof},
+                "mark": {"type": "line", "color": "var(--muted)", "strokeWidth": 2},
+                "encoding": {"x": x, "y": y},
+            },
+            {
+                "data": {"values": points},
+                "mark": {"type": "point", "filled": True, "size": 110, "opacity": 1},
+                "encoding": {
+                    "x": x,
+                    "y": y,
+                    "color": {
+                        "field": "pass",
+                        "type": "nominal",
+                        "scale": {"domain": names, "range": [palette[i % 4] for i in range(len(names))]},
+                    },
+                    "shape": {"field": "pass", "type": "nominal", "scale": {"domain": names}},
+                },
+            },
+        ]
+    }
+
+
+def comparison(sheets: tuple[Sheet, ...]) -> dict[str, Any]:
+    """Speedup ranges of all sheets under each other, numbered as in the table above them."""
+    rows = [
+        {"sheet": f"{i + 1}", "speedup": s.prediction.speedup.median,
+         "low": s.prediction.speedup.low, "high": s.prediction.speedup.high}
+        for i, s in enumerate(sheets)
+    ]  # fmt: skip
+    y = {"field": "sheet", "type": "nominal", "title": None, "sort": None}
+    x = {"type": "quantitative", "title": "speedup", "scale": {"zero": True}}
+    one = _rule_at_one()
+    one["encoding"] = {"x": one["encoding"]["y"]}
+    return {
+        "data": {"values": rows},
+        "height": {"step": 28},
+        "layer": [
+            one,
+            {
+                "mark": {"type": "rule", "color": "var(--with)", "strokeWidth": 6, "opacity": 0.35},
+                "encoding": {"y": y, "x": {**x, "field": "low"}, "x2": {"field": "high"}},
+            },
+            {
+                "mark": {"type": "point", "filled": True, "color": "var(--with)", "size": 90, "opacity": 1},
+                "encoding": {"y": y, "x": {**x, "field": "speedup"}},
+            },
+        ],
+    }
+
+
+def measured(sheet: Sheet) -> dict[str, Any]:
+    """Predicted and measured ranges of every compared quantity, each relative to its measured value."""
+    rows: list[dict[str, Any]] = []
+    for compared in sheet.compared:
+        if compared.measured is None or compared.measured.median <= 0:
+            continue
+        scale = 1 / compared.measured.median
+        for arm, interval in (("predicted", compared.predicted), ("measured", compared.measured)):
+            if interval is not None:
+                rows.append({
+                    "quantity": compared.quantity, "arm": arm, "value": interval.median * scale,
+                    "low": interval.low * scale, "high": interval.high * scale,
+                })  # fmt: skip
+    y: dict[str, Any] = {"field": "quantity", "type": "nominal", "title": None, "sort": None}
+    offset = {"field": "arm", "sort": ["predicted", "measured"]}
+    colour = {
+        "field": "arm",
+        "type": "nominal",
+        "scale": {"domain": ["predicted", "measured"], "range": ["var(--with)", "var(--text)"]},
+    }
+    x = {"type": "quantitative", "title": "relative to the measured value", "scale": {"zero": False}}
+    return {
+        "data": {"values": rows},
+        "height": {"step": 16, "for": "offset"},
+        "layer": [
+            {
+                "mark": {"type": "rule", "strokeWidth": 3},
+                "encoding": {
+                    "y": y, "yOffset": offset, "color": colour, "x": {**x, "field": "low"}, "x2": {"field": "high"},
+                },
+            },
+            {
+                "mark": {"type": "point", "filled": True, "size": 70, "opacity": 1},
+                "encoding": {"y": y, "yOffset": offset, "color": colour, "x": {**x, "field": "value"}},
+            },
+        ],
+    }  # fmt: skip
+
+
+__all__ = [
+    "comparison",
+    "draw",
+    "measured",
+    "roofline",
+    "round_parts",
+    "speedup_by_acceptance",
+    "speedup_by_length",
+]
