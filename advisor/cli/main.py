@@ -27,7 +27,11 @@ class LazyGroup(TyperGroup):
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(f"advisor.cli.{cmd_name}")
-        command = typer.main.get_command(module.app)
+        application = module.app
+        # Plain help like that of the top command, and completion is installed once, there.
+        application.rich_markup_mode = None
+        application._add_completion = False
+        command = typer.main.get_command(application)
         command.name = cmd_name
         return command
 
