@@ -51,12 +51,10 @@ def predict(
 ) -> None:
     """Predict the speedup of a target/draft pair on a machine, with its range and the reasons.
 
+    \b
     Examples:
-
-      advisor predict qwen3.5-27b:Q8_0 qwen3.5-2b:Q8_0 --hardware 395 --acceptance 0.643
-
-      advisor predict gpt-oss-120b:MXFP4 gpt-oss-20b:MXFP4 --hardware 395 --acceptance 0.718
-
+      advisor predict qwen3.5-27b:Q8_0 qwen3.5-2b:Q8_0 -H 395 -a 0.643
+      advisor predict gpt-oss-120b:MXFP4 gpt-oss-20b:MXFP4 -H 395 -a 0.718
       advisor predict my-model.gguf draft.gguf --task code
     """
     if acceptance is not None and task is not None:
