@@ -9,7 +9,7 @@ from advisor.report.document import Report, Sheet
 from advisor.report.terminal import METHOD_NAMES, verdict_words
 from advisor.text import clean
 
-_SPECIAL = re.compile(r"([\\`*_{}\[\]<>()#+!|~&$@])")
+_SPECIAL = re.compile(r"([\\`*_\[\]<>#|~&$@])")
 
 
 def escape(text: str, limit: int = 1000) -> str:
