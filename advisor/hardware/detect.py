@@ -56,8 +56,8 @@ def assemble(facts: Facts, streaming: Streaming | None = None) -> Hardware:
     used = discrete or gpus[:1]
     if not used:
         if facts.gpus:
-            names = ", ".join(clean(gpu.name) for gpu in facts.gpus)
-            said.append(f"No profile knows {names}: the processor is used (name a profile with --hardware).")
+            unknown = ", ".join(clean(gpu.name) for gpu in facts.gpus)
+            said.append(f"No profile knows {unknown}: the processor is used (name a profile with --hardware).")
         return Hardware(
             name=cpu.name, devices=(cpu,), backend="cpu", source="detected", assumptions=tuple(dict.fromkeys(said))
         )

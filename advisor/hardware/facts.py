@@ -293,7 +293,7 @@ def parse_meminfo(text: str) -> int | None:
 
 def parse_udev_memory(text: str) -> tuple[MemoryModule, ...]:
     """Memory modules in udev's database entry ``+dmi:id``, which everybody may read (systemd 248 and later)."""
-    values = dict(re.findall(r"(?m)^E:MEMORY_DEVICE_(\d+_\w+)=(.*)$", text))
+    values: dict[str, str] = dict(re.findall(r"(?m)^E:MEMORY_DEVICE_(\d+_\w+)=(.*)$", text))
     modules = []
     for index in sorted({int(key.split("_")[0]) for key in values}):
 

@@ -10,7 +10,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from advisor.hardware import facts as parse
@@ -36,9 +36,7 @@ $key = 'HKLM:\SYSTEM\CurrentControlSet\Control\Class\{4d36e968-e325-11ce-bfc1-08
 """
 
 
-def run(
-    command: Sequence[str], seconds: float = TOOL_SECONDS, environment: Mapping[str, str] | None = None
-) -> str | None:
+def run(command: Sequence[str], seconds: float = TOOL_SECONDS) -> str | None:
     """Standard output and error of a command, None if it is missing, fails or takes longer than ``seconds``."""
     try:
         with subprocess.Popen(
@@ -46,7 +44,7 @@ def run(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "LC_ALL": "C", **(environment or {})},
+            env={**os.environ, "LC_ALL": "C"},
             start_new_session=os.name == "posix",
         ) as process:
             try:
@@ -105,7 +103,7 @@ def collect(*, engine: bool = True) -> Facts:
 
 
 def _portable_cpu() -> CpuFacts:
-    import psutil
+    import psutil  # type: ignore[import-untyped]  # ships no types
 
     threads = psutil.cpu_count() or 1
     return CpuFacts(name=platform.processor(), cores=psutil.cpu_count(logical=False) or threads, threads=threads)
