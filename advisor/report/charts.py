@@ -10,6 +10,7 @@ from typing import Any
 
 from advisor.report.document import RooflineView, Sheet
 from advisor.report.whatif import speedup_at
+from advisor.text import clean
 
 WIDTH = 290
 """Inner width of a chart [px]: with axes it fits a 360 px phone unscaled, so its letters stay legible."""
@@ -189,8 +190,8 @@ def roofline(view: RooflineView) -> dict[str, Any]:
         "scale": {"type": "log", "domain": [bottom, view.peak * 2], "nice": False},
         "axis": {"tickCount": 4, "format": "~g"},
     }
-    points = [{"intensity": p.intensity, "rate": p.rate, "pass": p.name} for p in view.points]
-    names = list(dict.fromkeys(p.name for p in view.points))
+    points = [{"intensity": p.intensity, "rate": p.rate, "pass": clean(p.name, 40)} for p in view.points]
+    names = list(dict.fromkeys(str(x["pass"]) for x in points))
     palette = ("var(--without)", "var(--with)", "var(--draft)", "var(--overhead)")
     return {
         "layer": [
@@ -255,7 +256,7 @@ def measured(sheet: Sheet) -> dict[str, Any]:
         for arm, interval in (("predicted", compared.predicted), ("measured", compared.measured)):
             if interval is not None:
                 rows.append({
-                    "quantity": compared.quantity, "arm": arm, "value": interval.median * scale,
+                    "quantity": clean(compared.quantity, 40), "arm": arm, "value": interval.median * scale,
                     "low": interval.low * scale, "high": interval.high * scale,
                 })  # fmt: skip
     y: dict[str, Any] = {"field": "quantity", "type": "nominal", "title": None, "sort": None}

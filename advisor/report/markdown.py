@@ -121,8 +121,8 @@ def _sheet(sheet: Sheet) -> list[str]:
         rows = [
             [
                 escape(c.quantity),
-                format_range(c.predicted, c.unit) if c.predicted else "-",
-                format_range(c.measured, c.unit) if c.measured else "-",
+                escape(format_range(c.predicted, c.unit)) if c.predicted else "-",
+                escape(format_range(c.measured, c.unit)) if c.measured else "-",
             ]
             for c in sheet.compared
         ]
