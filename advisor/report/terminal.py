@@ -55,7 +55,9 @@ def verdict_words(prediction: Prediction) -> tuple[str, str]:
     p = prediction
     ratio = format_range(p.speedup, "x")
     level = f"{100 * p.speedup.level:.0f} % range"
-    chance = f"{min(99.9, 100 * p.probability_faster):.0f} %" if p.probability_faster > 0.005 else "under 1 %"
+    chance = f"{100 * p.probability_faster:.0f} %"
+    if not 0.005 <= p.probability_faster <= 0.995:
+        chance = "over 99 %" if p.probability_faster > 0.5 else "under 1 %"
     speed = f"{format_speedup(p.speedup.median)} ({level} {p.speedup.low:.2f}-{p.speedup.high:.2f})"
     if p.verdict == "faster":
         return "Faster", f"{speed}; chance that it is faster at all: {chance}."
