@@ -115,6 +115,12 @@ def names() -> list[str]:
     return [*_models(), *_drafters()]
 
 
+def tokenizer_family(slug: str) -> str | None:
+    """The vocabulary family of a catalogue entry, e.g. ``qwen3.5``."""
+    row = _models().get(slug) or _target_of(slug)
+    return row["tokenizer_family"] if row else None
+
+
 def suggestions(name: str, count: int = 3) -> list[str]:
     """The catalogue names closest to a misspelt one, best first."""
     wanted = normalise(name.split(":", 1)[0])

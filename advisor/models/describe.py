@@ -171,7 +171,7 @@ class _Reading:
             return block.has("attn_output.")  # a gated delta net has attn_qkv, but ends in ssm_out
         return True
 
-    def cache_widths(self, block: _Block, window: int | None) -> tuple[int, int]:
+    def cache_widths(self, block: _Block, window: int | None, indexed: bool = True) -> tuple[int, int]:
         """Cached elements of one position: keys, values."""
         index = block.index
         heads = self.kv_heads[index] if self.kv_heads and index < len(self.kv_heads) else None
@@ -186,8 +186,8 @@ class _Reading:
         latent = block.shape("attn_kv_a_mqa.weight")
         if latent and len(latent) > 1:
             if "attn_k_b.weight" in block.tensors or self.integer("attention.key_length_mla"):
-                indexer = block.shape("indexer.attn_k.weight") or block.shape("indexer.k_proj.weight")
-                return latent[1] + (indexer[1] if indexer and len(indexer) > 1 else 0), 0
+                keys = block.shape("indexer.attn_k.weight") or block.shape("indexer.k_proj.weight")
+                return latent[1] + (keys[1] if indexed and keys and len(keys) > 1 else 0), 0
             # before llama.cpp b5000 the compressed rows were expanded and cached per head
             many = all_heads or 1
             return (key or 0) * many, (value or 0) * many
@@ -350,7 +350,10 @@ class _Reading:
             by_role[roles[t.name]].append(t)
         heads = [t for t in by_role["mtp_head"] if "shared_head_head" in t.name]
         count, used = self.experts(self.blocks[indices[-1]], by_role["mtp_experts"])
-        widths = [self.cache_widths(self.blocks[i], None) for i in indices if self.attends(self.blocks[i])]
+        # the MTP context caches no indexer keys (llama.cpp's create_memory gives it a plain cache)
+        widths = [
+            self.cache_widths(self.blocks[i], None, indexed=False) for i in indices if self.attends(self.blocks[i])
+        ]
         return MtpBlock(
             layers=len(indices),
             bytes=sum(t.nbytes for t in by_role["mtp"]),
@@ -552,6 +555,7 @@ def describe_header(
         tokenizer=identity(header, reading.prefix),
         loops=max(1, reading.integer("num_loops") or 1),
         files=tuple(str(f) for f in header.files),
+        header_file=str(header.files[0]) if header.files else None,
         assumptions=tuple(reading.assumptions),
         notes=tuple(clean(n) for n in reading.notes),
     )

@@ -51,7 +51,8 @@ class WeightGroup(Frozen):
 class Layer(Frozen):
     """One block of the trunk (MTP blocks are not layers here).
 
-    ``bytes`` are all weights of the block, ``expert_bytes`` the routed experts among them (all experts).
+    ``bytes`` are all weights of the block that are ever read, ``expert_bytes`` the routed experts among them (all of
+    them, used or not).
     ``key_width``/``value_width`` are cached elements per position (0 = no cache; MLA caches K only),
     ``window`` the sliding window in tokens, ``state_elements`` recurrent or convolution state (float32 each).
     """
@@ -161,6 +162,8 @@ class ModelDescription(Frozen):
     catalogue_slug: str | None = None
     """Catalogue entry this file was recognised as, for families and published acceptance."""
     files: tuple[str, ...] = ()
+    header_file: str | None = None
+    """A local file that begins with the header (the model itself, or a cached copy): token texts are read from it."""
     assumptions: tuple[str, ...] = ()
     notes: tuple[str, ...] = Field(default=())
     """Facts worth showing: byte order, foreign types, companions."""

@@ -351,12 +351,13 @@ class _Reader:
         self.position = position
 
 
-def parse(source: Source, name: str) -> Header:
+def parse(source: Source, name: str, complete: bool = True) -> Header:
     """Read the header from any source.
 
     Args:
         source: where the bytes come from.
         name: how to call it in messages.
+        complete: demand that all tensors lie inside the source; False for a copy of a header alone.
 
     Raises:
         ModelFileError: not GGUF, damaged, truncated, or beyond the limits of this module.
@@ -392,7 +393,7 @@ def parse(source: Source, name: str) -> Header:
     if alignment & (alignment - 1):
         reader.fail(f"general.alignment is {alignment}, not a power of two")
     data_offset = -(-reader.position // alignment) * alignment
-    tensors, notes = _sized(reader, rows, alignment, data_offset)
+    tensors, notes = _sized(reader, rows, alignment, data_offset, complete)
     tokens = keys.get(_TOKENS)
     digest = _digest(reader, tokens) if isinstance(tokens, StringArray) else None
     if reader.order == ">":
@@ -438,7 +439,11 @@ def _table(reader: _Reader, count: int) -> list[tuple[str, tuple[int, ...], int,
 
 
 def _sized(
-    reader: _Reader, rows: list[tuple[str, tuple[int, ...], int, int]], alignment: int, data_offset: int
+    reader: _Reader,
+    rows: list[tuple[str, tuple[int, ...], int, int]],
+    alignment: int,
+    data_offset: int,
+    complete: bool,
 ) -> tuple[tuple[Tensor, ...], list[str]]:
     """Bytes of every tensor, and whether all of them are in the file."""
     size = reader.source.size
@@ -466,13 +471,13 @@ def _sized(
         needed = max(needed, data_offset + offset + nbytes)
         total += nbytes
         tensors[i] = Tensor(name, shape, kind, type_name(kind), offset, nbytes)
-    if needed > size:
+    if needed > size and complete:
         if contiguous:
             reader.fail(
                 f"the download is incomplete: {needed - size:,} of {needed:,} bytes are missing", "Download it again."
             )
         reader.fail(f"a tensor lies {needed - size:,} bytes past the end of the file")
-    if total > size:
+    if total > size and complete:
         reader.fail("its tensors overlap: together they are larger than the file")
     notes = []
     for kind in sorted(unknown):
@@ -505,8 +510,10 @@ def _digest(reader: _Reader, tokens: StringArray) -> str:
     return hashlib.sha256(span).hexdigest()
 
 
-def read_header(path: str | os.PathLike[str]) -> Header:
+def read_header(path: str | os.PathLike[str], complete: bool = True) -> Header:
     """The header of one GGUF file (one shard, if it is part of a set).
+
+    ``complete`` False accepts a file that holds nothing but the header.
 
     Raises:
         ModelFileError: no such file, not GGUF, damaged, truncated or hostile: one sentence with the cause.
@@ -514,7 +521,7 @@ def read_header(path: str | os.PathLike[str]) -> Header:
     place = Path(path)
     source = FileSource(place)
     try:
-        header = parse(source, place.name)
+        header = parse(source, place.name, complete)
     finally:
         source.close()
     return replace(header, files=(place,))
