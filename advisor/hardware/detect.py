@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from advisor.base import Figure
 from advisor.hardware.bandwidth import Streaming, assumed_bandwidth
-from advisor.hardware.facts import GIB, Facts, GpuFacts, memory_bandwidth
+from advisor.hardware.facts import GIB, Facts, GpuFacts, backend_of, memory_bandwidth
 from advisor.hardware.machine import Backend, Device, Hardware
 from advisor.hardware.profiles import DEFAULT_LINK, default_backend, devices, recognise
 from advisor.text import clean
@@ -138,7 +138,7 @@ def _cpu_bandwidth(
 
 def _gpus(facts: Facts, cpu: Device, said: list[str]) -> list[Device]:
     found = [gpu for gpu in facts.gpus if not _SOFTWARE.search(gpu.name)]
-    listed = [device for device in facts.engine_devices if not _SOFTWARE.search(device.name)]
+    listed = [device for device in facts.engine_devices if not _SOFTWARE.search(device.description)]
     described: list[Device] = []
     for gpu in found:
         device = _gpu(gpu, facts, cpu, said)
@@ -147,7 +147,7 @@ def _gpus(facts: Facts, cpu: Device, said: list[str]) -> list[Device]:
     if not described and listed:
         # The system gave no name that a profile knows, llama.cpp did.
         for entry in listed:
-            gpu = GpuFacts(name=entry.name, memory=entry.memory, source=f"{facts.engine} --list-devices")
+            gpu = GpuFacts(name=entry.description, memory=entry.memory, source=f"{facts.engine} --list-devices")
             device = _gpu(gpu, facts, cpu, said)
             if device:
                 described.append(device)
@@ -244,9 +244,10 @@ def _unified(known: Device, gpu: GpuFacts, facts: Facts, cpu: Device, said: list
 
 
 def _backend(facts: Facts, used: list[Device], said: list[str]) -> Backend:
-    listed = [device for device in facts.engine_devices if not _SOFTWARE.search(device.name)]
-    if listed:
-        return listed[0].backend
+    for entry in facts.engine_devices:
+        listed = backend_of(entry.name)
+        if listed and not _SOFTWARE.search(entry.description):
+            return listed
     backends = {default_backend(device) for device in used}
     backend: Backend = backends.pop() if len(backends) == 1 else "vulkan"
     if facts.engine:

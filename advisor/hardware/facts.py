@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from advisor.base import Frozen
 from advisor.hardware.machine import Backend
+from advisor.llamacpp.find import EngineDevice
 
 GIB = 2**30
 
@@ -60,16 +61,6 @@ class GpuFacts(Frozen):
     source: str = ""
 
 
-class EngineDevice(Frozen):
-    """A device in llama.cpp's own list: ``CUDA0``, its product name, memory [bytes]."""
-
-    id: str
-    name: str
-    backend: Backend
-    memory: int | None = None
-    free: int | None = None
-
-
 class Facts(Frozen):
     """Everything that was found out about a machine; None or empty = not found out."""
 
@@ -95,9 +86,6 @@ class Facts(Frozen):
 
 # --- llama.cpp ----------------------------------------------------------------------------------------------------
 
-_ENGINE_LINE = re.compile(
-    r"^\s+([A-Za-z]+\d*(?:\[[^\]]*\])?):\s+(.*?)\s*\((\d+) MiB, (\d+) MiB free\)\s*$", re.MULTILINE
-)
 _PREFIXES: tuple[tuple[str, Backend], ...] = (
     ("CUDA", "cuda"),
     ("ROCm", "rocm"),
@@ -114,43 +102,6 @@ _PREFIXES: tuple[tuple[str, Backend], ...] = (
 def backend_of(device_id: str) -> Backend | None:
     """The backend that names its devices so (``CUDA0``); None for CPU, RPC and unknown ones."""
     return next((backend for prefix, backend in _PREFIXES if device_id.startswith(prefix)), None)
-
-
-def parse_engine_devices(text: str) -> tuple[EngineDevice, ...]:
-    """The list that ``llama-server --list-devices`` prints after "Available devices:"."""
-    _, found, listing = text.rpartition("Available devices:")
-    devices = []
-    for match in _ENGINE_LINE.finditer(listing if found else ""):
-        backend = backend_of(match[1])
-        if backend:
-            devices.append(
-                EngineDevice(
-                    id=match[1],
-                    name=match[2],
-                    backend=backend,
-                    memory=int(match[3]) * 2**20 or None,
-                    free=int(match[4]) * 2**20 or None,
-                )
-            )
-    return tuple(devices)
-
-
-def parse_embedded_devices(text: str) -> tuple[EngineDevice, ...]:
-    """The same from the JSON list of the embedded engine (name, description, memory_total, memory_free)."""
-    devices = []
-    for entry in _json_list(text):
-        backend = backend_of(str(entry.get("name", "")))
-        if backend:
-            devices.append(
-                EngineDevice(
-                    id=str(entry["name"]),
-                    name=str(entry.get("description", "")),
-                    backend=backend,
-                    memory=whole(entry.get("memory_total")),
-                    free=whole(entry.get("memory_free")),
-                )
-            )
-    return tuple(devices)
 
 
 def _json_list(text: str) -> list[dict[str, Any]]:

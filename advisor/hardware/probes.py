@@ -10,11 +10,12 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from advisor.hardware import facts as parse
-from advisor.hardware.facts import CpuFacts, EngineDevice, Facts, GpuFacts, MemoryModule
+from advisor.hardware.facts import CpuFacts, Facts, GpuFacts, MemoryModule
+from advisor.llamacpp.find import EngineDevice
 
 TOOL_SECONDS = 8.0
 """Longest wait for one tool [s]; a sleeping discrete GPU may need several to answer."""
@@ -36,7 +37,9 @@ $key = 'HKLM:\SYSTEM\CurrentControlSet\Control\Class\{4d36e968-e325-11ce-bfc1-08
 """
 
 
-def run(command: Sequence[str], seconds: float = TOOL_SECONDS) -> str | None:
+def run(
+    command: Sequence[str], seconds: float = TOOL_SECONDS, environment: Mapping[str, str] | None = None
+) -> str | None:
     """Standard output and error of a command, None if it is missing, fails or takes longer than ``seconds``."""
     try:
         with subprocess.Popen(
@@ -44,7 +47,7 @@ def run(command: Sequence[str], seconds: float = TOOL_SECONDS) -> str | None:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "LC_ALL": "C"},
+            env={**(os.environ if environment is None else environment), "LC_ALL": "C"},
             start_new_session=os.name == "posix",
         ) as process:
             try:
@@ -103,7 +106,7 @@ def collect(*, engine: bool = True) -> Facts:
 
 
 def _portable_cpu() -> CpuFacts:
-    import psutil  # type: ignore[import-untyped]  # ships no types
+    import psutil
 
     threads = psutil.cpu_count() or 1
     return CpuFacts(name=platform.processor(), cores=psutil.cpu_count(logical=False) or threads, threads=threads)
@@ -117,29 +120,28 @@ def _portable_memory() -> int:
 
 # --- llama.cpp ----------------------------------------------------------------------------------------------------
 
-_EMBEDDED = (
-    "import json, xllamacpp; print(json.dumps([{k: d[k] for k in "
-    "('name', 'description', 'memory_total', 'memory_free')} for d in xllamacpp.get_device_info()]))"
-)
-
 
 def engine_devices() -> tuple[str | None, tuple[EngineDevice, ...]]:
-    """The engine found and its own list of devices: ``llama-server``, ``llama``, else the embedded one in a child.
+    """The engine found and its own list of devices: a llama-server of the user, else the embedded one.
 
-    In a child, because a backend that fails to start takes its process with it.
+    Both are asked in a child process, because a backend that fails to start takes its process with it.
     """
-    for name, arguments in (("llama-server", ("--list-devices",)), ("llama", ("serve", "--list-devices"))):
-        path = shutil.which(name)
-        if path:
-            text = run([path, *arguments])
-            if text is not None:
-                return name, parse.parse_engine_devices(text)
+    from advisor.llamacpp.find import candidates, isolated_environment, parse_devices
+
+    for path, _ in candidates():
+        command = [path, "serve"] if Path(path).stem.lower() == "llama" else [path]
+        text = run([*command, "--list-devices"], environment=isolated_environment())
+        if text is not None:
+            return Path(path).stem, parse_devices(text)
     import importlib.util
 
     if importlib.util.find_spec("xllamacpp") is not None:
-        text = run([sys.executable, "-c", _EMBEDDED])
-        if text is not None:
-            return "xllamacpp", parse.parse_embedded_devices(text.strip().splitlines()[-1] if text.strip() else "")
+        from advisor.llamacpp.embedded import embedded_devices
+
+        try:
+            return "the embedded engine", embedded_devices()
+        except (OSError, subprocess.SubprocessError):
+            return None, ()
     return None, ()
 
 
