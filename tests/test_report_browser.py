@@ -117,6 +117,14 @@ def test_what_if_computes_what_the_library_does(page: browser.Page) -> None:
                 assert float(shown["speedup"]) == pytest.approx(speedup, rel=1e-9)
 
 
+def test_what_if_starts_at_the_prediction_itself(chromium: browser.Browser, tmp_path: Path) -> None:
+    shipped = curves(rate=0.643)
+    page = chromium.open(html.write_html(tmp_path / "r.html", [sheet(what_if=shipped)]))
+    shown = page.evaluate("document.querySelector('output').dataset.speedup")
+    assert float(shown) == pytest.approx(whatif.answer(shipped, 2048, 3, 0.643)[1], rel=1e-9)
+    page.close()
+
+
 def test_what_if_with_rollback_and_missed_rounds(chromium: browser.Browser, tmp_path: Path) -> None:
     lengths, rates = (1, 2, 4), tuple(i / 20 for i in range(21))
     shipped: WhatIf = curves(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from advisor.report.document import RooflineView, Sheet
+from advisor.report.terminal import round_rows
 from advisor.report.whatif import speedup_at
 from advisor.text import clean
 
@@ -41,7 +42,7 @@ def _base() -> dict[str, Any]:
         "height": 200,
         "config": {
             "font": _FONT,
-            "axis": {**text, **lines, "labelFontSize": 12, "titleFontSize": 12},
+            "axis": {**text, **lines, "labelFontSize": 12, "titleFontSize": 12, "labelFlush": False},
             "legend": {**text, "labelFontSize": 12, "orient": "bottom", "title": None, "direction": "horizontal"},
             "view": {"stroke": None},
             "text": {"color": "var(--text)", "fontSize": 12},
@@ -140,14 +141,18 @@ def speedup_by_acceptance(sheet: Sheet) -> dict[str, Any]:
 
 
 def round_parts(sheet: Sheet) -> dict[str, Any]:
-    """One round against the same tokens without drafting: bars of draft, verify, overhead [decode steps]."""
+    """One round against the same tokens without drafting: bars of draft, verify, overhead, rollback [decode steps]."""
     p = sheet.prediction
-    cost = p.round
-    parts = (("draft", cost.draft), ("verify", cost.verify), ("overhead", cost.overhead))
-    rows = [{"arm": "with", "part": name, "steps": value, "order": i} for i, (name, value) in enumerate(parts)]
+    rows: list[dict[str, Any]] = [
+        {"arm": "with", "part": name, "steps": value, "order": i} for i, (name, value) in enumerate(round_rows(p))
+    ]
     rows.append({"arm": "without", "part": "decode", "steps": p.mean_accepted_length, "order": 0})
-    names = ["draft", "verify", "overhead", "decode"]
-    colours = ["var(--draft)", "var(--with)", "var(--overhead)", "var(--without)"]
+    colours = {
+        "draft": "var(--draft)", "verify": "var(--with)", "overhead": "var(--overhead)",
+        "rollback": "var(--rollback)", "decode": "var(--without)",
+    }  # fmt: skip
+    names = [str(row["part"]) for row in rows]
+    scale = {"domain": names, "range": [colours[name] for name in names]}
     return {
         "data": {"values": rows},
         "height": 90,
@@ -159,7 +164,7 @@ def round_parts(sheet: Sheet) -> dict[str, Any]:
                 "type": "quantitative",
                 "title": f"decode steps for {p.mean_accepted_length:.2f} tokens",
             },
-            "color": {"field": "part", "type": "nominal", "scale": {"domain": names, "range": colours}},
+            "color": {"field": "part", "type": "nominal", "scale": scale},
             "order": {"field": "order"},
         },
     }
@@ -226,7 +231,7 @@ def comparison(sheets: tuple[Sheet, ...]) -> dict[str, Any]:
         for i, s in enumerate(sheets)
     ]  # fmt: skip
     y = {"field": "sheet", "type": "nominal", "title": None, "sort": None}
-    x = {"type": "quantitative", "title": "speedup", "scale": {"zero": True}}
+    x = {"type": "quantitative", "title": "speedup", "scale": {"zero": True}, "axis": {"tickCount": 5}}
     one = _rule_at_one()
     one["encoding"] = {"x": one["encoding"]["y"]}
     return {

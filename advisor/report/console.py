@@ -86,6 +86,9 @@ def format_speedup(value: float) -> str:
 
 def format_range(interval: Range, unit: str = "", digits: int = 3) -> str:
     """Median and interval: ``11.2 tok/s (9.9-12.6)``; the level belongs into the heading."""
+    if interval.high - interval.low <= 1e-9 * abs(interval.median):  # stated, not estimated: no interval to show
+        point = format_number(interval.median if unit != "%" else 100 * interval.median, digits)
+        return format_speedup(interval.median) if unit == "x" else f"{point} {unit}".rstrip()
     if unit == "x":
         return f"{format_speedup(interval.median)} ({interval.low:.2f}-{interval.high:.2f})"
     if unit == "%":

@@ -123,8 +123,12 @@ def report_of(sheets: Sequence[Sheet], title: str | None = None, tables: Sequenc
     from advisor import __version__
 
     if title is None:
+        from advisor.report.terminal import title_of
+
         names = list(dict.fromkeys(s.prediction.target.name for s in sheets))
         title = f"Draft models for {', '.join(names)}" if names else "Draft models"
+        if len(sheets) == 1:
+            title = f"{title_of(sheets[0].prediction)} on {sheets[0].prediction.hardware}"
     return Report(
         title=title, version=__version__, created=date.today().isoformat(), sheets=tuple(sheets), tables=tuple(tables)
     )

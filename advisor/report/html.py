@@ -18,7 +18,7 @@ from advisor.report.console import (
     kind_note,
 )
 from advisor.report.document import Report, Reportable, Sheet
-from advisor.report.terminal import METHOD_NAMES, verdict_words
+from advisor.report.terminal import METHOD_NAMES, model_name, other_reasons, round_rows, title_of, verdict_words
 from advisor.speculation.prediction import ModelSummary
 from advisor.text import clean
 
@@ -89,6 +89,7 @@ def _environment() -> Any:
         figure=format_figure,
         kind_note=kind_note,
         model=_model,
+        model_name=model_name,
         origin=shape_kind,
         lines=_lines,
     )
@@ -145,8 +146,8 @@ def _view(sheet: Sheet) -> dict[str, Any]:
         ("acceptance", charts.speedup_by_acceptance(sheet),
          f"Line chart of speedup by acceptance; {ratio} times at {p.acceptance.rate.median:.0%}."),
         ("round", charts.round_parts(sheet),
-         f"Bars: a round costs {p.round.draft:.2f} steps to draft, {p.round.verify:.2f} to verify, "
-         f"{p.round.overhead:.2f} overhead; without drafting its tokens cost {p.mean_accepted_length:.2f}."),
+         f"Bars, in decode steps of one round: {', '.join(f'{name} {value:.2f}' for name, value in round_rows(p))}; "
+         f"without drafting its tokens cost {p.mean_accepted_length:.2f}."),
         ("roofline", charts.roofline(sheet.roofline) if sheet.roofline else None,
          "Roofline with the passes of one round; the numbers are in the table below."),
         ("measured", charts.measured(sheet) if any(c.measured for c in sheet.compared) else None,
@@ -158,14 +159,16 @@ def _view(sheet: Sheet) -> dict[str, Any]:
     return {
         "sheet": sheet,
         "prediction": p,
-        "pair": pair_name(sheet),
+        "pair": title_of(p),
         "method": METHOD_NAMES.get(p.method, p.method),
         "word": word,
         "sentence": sentence,
+        "reasons": other_reasons(p, sentence),
         "tone": _TONES.get(p.verdict, ""),
         "fits": {True: "fits", False: "does not fit", None: "capacity not known"}[p.memory.fits],
         "tokenizer": {True: "compatible", False: "not compatible", None: "not known"}[p.tokenizer.compatible],
         "charts": drawn,
+        "parts": round_rows(p),
         "round_note": f"One round costs {p.round.cost:.2f} decode steps ({format_number(p.round.milliseconds)} ms) and "
         f"yields {p.mean_accepted_length:.2f} tokens.",
         "roofline_note": sheet.roofline.note if sheet.roofline else "",
@@ -184,11 +187,3 @@ def write_html(path: Path, items: Sequence[Reportable], title: str | None = None
     from advisor.report.write import write_text
 
     return write_text(path, render_html(report_from(items, title)))
-
-
-def pair_name(sheet: Sheet) -> str:
-    """Target and draft in words: ``A + B``, or ``A, MTP layers``."""
-    p = sheet.prediction
-    if p.draft is not None and p.draft.name != p.target.name:
-        return f"{clean(p.target.name, 80)} + {clean(p.draft.name, 80)}"
-    return f"{clean(p.target.name, 80)}, {METHOD_NAMES.get(p.method, p.method)}"

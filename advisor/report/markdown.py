@@ -6,7 +6,7 @@ import re
 
 from advisor.report.console import format_bytes, format_figure, format_number, format_range
 from advisor.report.document import Report, Sheet
-from advisor.report.terminal import METHOD_NAMES, verdict_words
+from advisor.report.terminal import METHOD_NAMES, round_rows, title_of, verdict_words
 from advisor.text import clean
 
 _SPECIAL = re.compile(r"([\\`*_\[\]<>#|~&$@])")
@@ -57,10 +57,7 @@ def render_markdown(report: Report) -> str:
 
 
 def _pair(sheet: Sheet) -> str:
-    p = sheet.prediction
-    if p.draft is not None and p.draft.name != p.target.name:
-        return f"{escape(p.target.name, 80)} + {escape(p.draft.name, 80)}"
-    return f"{escape(p.target.name, 80)}, {METHOD_NAMES.get(p.method, p.method)}"
+    return escape(title_of(sheet.prediction), 200)
 
 
 def _side_by_side(report: Report) -> list[str]:
@@ -99,8 +96,8 @@ def _sheet(sheet: Sheet) -> list[str]:
         ["best draft length", f"{p.best.draft_max} ({p.best.speedup:.2f}x)" if p.best.draft_max else "none"],
         ["acceptance", f"{format_range(p.acceptance.rate, '%')}, {p.acceptance.kind}"],
         ["break-even acceptance", f"{100 * even:.0f} %" if even is not None else "none: it loses at any rate"],
-        ["one round", f"{p.round.cost:.2f} decode steps = {format_number(p.round.milliseconds)} ms: draft "
-         f"{p.round.draft:.2f}, verify {p.round.verify:.2f}, overhead {p.round.overhead:.2f}"],
+        ["one round", f"{p.round.cost:.2f} decode steps = {format_number(p.round.milliseconds)} ms: "
+         + ", ".join(f"{name} {value:.2f}" for name, value in round_rows(p))],
         ["memory", f"{format_bytes(p.memory.total)} for a context of {p.memory.context}"],
         ["tokenizer", escape(p.tokenizer.reason)],
     ]  # fmt: skip

@@ -19,7 +19,8 @@ from advisor.report.console import (
     format_speedup,
     printable,
 )
-from advisor.speculation.prediction import CurvePoint, Prediction
+from advisor.speculation.prediction import CurvePoint, ModelSummary, Prediction
+from advisor.text import clean
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, OverflowMethod, RenderableType, RenderResult
@@ -76,6 +77,40 @@ def verdict_words(prediction: Prediction) -> tuple[str, str]:
 
 def _first(reasons: tuple[str, ...]) -> str:
     return reasons[0] if reasons else "llama.cpp would refuse this pair."
+
+
+def model_name(model: ModelSummary) -> str:
+    """Name with the file type, unless the name says it already."""
+    name = clean(model.name, 80)
+    quant = clean(model.quant, 20)
+    return name if not quant or quant.lower() in name.lower() else f"{name} {quant}"
+
+
+def pair_name(prediction: Prediction) -> str:
+    """Target and draft in words: ``A + B``; the target alone if nothing else is loaded."""
+    p = prediction
+    if p.draft is not None and p.draft.reference != p.target.reference:
+        return f"{model_name(p.target)} + {model_name(p.draft)}"
+    return model_name(p.target)
+
+
+def title_of(prediction: Prediction) -> str:
+    """The pair, with the method where no second model tells it."""
+    name = pair_name(prediction)
+    return name if "+" in name and prediction.draft else f"{name}, {METHOD_NAMES.get(prediction.method, 'none')}"
+
+
+def other_reasons(prediction: Prediction, *told: str) -> list[str]:
+    """The reasons without those that repeat the tokenizer verdict or what was ``told`` already."""
+    known = [text for text in (*told, prediction.tokenizer.reason) if text]
+    return [reason for reason in dict.fromkeys(prediction.reasons) if not any(text in reason for text in known)]
+
+
+def round_rows(prediction: Prediction) -> list[tuple[str, float]]:
+    """What a round consists of [decode steps]; rollback only where the target has to roll back."""
+    r = prediction.round
+    rows = [("draft", r.draft), ("verify", r.verify), ("overhead", r.overhead)]
+    return [*rows, ("rollback", r.rollback)] if r.rollback > 0.005 else rows
 
 
 def bar(value: float, full: float, width: int, ascii_only: bool = False) -> str:
@@ -159,9 +194,7 @@ def _prediction_parts(p: Prediction, width: int, ascii_only: bool, limit: int | 
         return printable(text, ascii_only, cut)
 
     dot = " - " if ascii_only else " · "
-    pair = safe(p.target.name, 60)
-    if p.draft is not None and p.draft.name != p.target.name:
-        pair += f" + {safe(p.draft.name, 60)}"
+    pair = safe(pair_name(p), 140)
     length = f", {p.draft_max} per round" if p.method != "none" else ""
     slots = f"{dot}{p.parallel} slots" if p.parallel > 1 else ""
     place = f"{safe(p.hardware, 60)}{dot}{p.backend}{dot}context {p.context}{slots}"
@@ -190,7 +223,7 @@ def _prediction_parts(p: Prediction, width: int, ascii_only: bool, limit: int | 
     parts += [Text(), _facts(p, ascii_only), Text()]
 
     reasons = Table.grid(padding=(0, 1))
-    shown = [r for r in dict.fromkeys(p.reasons) if r != sentence]
+    shown = other_reasons(p, sentence)
     for reason in shown:
         reasons.add_row("-", safe(reason))
     if shown:
@@ -232,8 +265,9 @@ def _round(p: Prediction, ascii_only: bool) -> Table:
     table.add_column(justify="right", width=6)
     table.add_column()
     table.add_row("one round", format_number(r.cost), f"steps = {format_number(r.milliseconds)} ms", style="bold")
-    full = max(r.draft, r.verify, r.overhead)
-    for label, value in (("draft", r.draft), ("verify", r.verify), ("overhead", r.overhead)):
+    rows = round_rows(p)
+    full = max(value for _, value in rows)
+    for label, value in rows:
         table.add_row(label, f"{value:.2f}", bar(value, full, 18, ascii_only))
     table.add_row("yields", format_number(p.mean_accepted_length), "tokens")
     return table
@@ -271,7 +305,9 @@ def _facts(p: Prediction, ascii_only: bool) -> Table:
     elif p.method != "none":
         table.add_row("best", f"{p.best.draft_max} per round: {format_speedup(p.best.speedup)}")
     rate, a = p.acceptance.rate, p.acceptance
-    table.add_row("acceptance", f"{format_range(rate, '%')}; {a.kind}: {safe(a.evidence)}")
+    stated = a.kind == "given" and rate.high <= rate.low
+    text = safe(a.evidence) if stated else f"{format_range(rate, '%')}; {a.kind}: {safe(a.evidence)}"
+    table.add_row("acceptance", text)
     if p.method != "none":
         even = p.break_even_acceptance
         table.add_row(
@@ -300,14 +336,14 @@ def _provenance(p: Prediction, width: int, ascii_only: bool, limit: int | None) 
 
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="bold", width=width)
     cut: OverflowMethod = "crop" if ascii_only else "ellipsis"
-    table.add_column("rests on", max_width=26, no_wrap=True, overflow=cut)
-    table.add_column("", justify="right", no_wrap=True, max_width=16, overflow=cut)
+    table.add_column("rests on", max_width=22, no_wrap=True, overflow=cut)
+    table.add_column("", justify="right", no_wrap=True, max_width=22, overflow=cut)
     table.add_column("kind", no_wrap=True)
     table.add_column("source", no_wrap=True, ratio=1, overflow=cut)
     figures = list(p.figures.items())
     for name, figure in figures[:limit]:
         table.add_row(
-            printable(name, ascii_only, 60),
+            printable(name.replace("_", " "), ascii_only, 60),
             printable(format_figure(figure), ascii_only),
             figure.kind,
             printable(figure.source, ascii_only, 200),
@@ -323,7 +359,12 @@ __all__ = [
     "bar",
     "chosen_lengths",
     "confirm_command",
+    "model_name",
+    "other_reasons",
+    "pair_name",
     "prediction_screen",
     "range_bar",
+    "round_rows",
+    "title_of",
     "verdict_words",
 ]

@@ -68,8 +68,9 @@ function start(form) {
     bar.append(fill);
     return { row, head, number, speed, fill };
   });
+  let exact = data.rate; // the slider stands at the nearest per cent until it is moved
   function update() {
-    const rate = Number(acceptance.value) / 100;
+    const rate = exact === null ? Number(acceptance.value) / 100 : exact;
     const chosen = data.lengths[Number(length.value)];
     const points = answer(data, data.contexts[Number(context.value)], rate);
     const top = Math.max(1, ...points.map((p) => p.speedup));
@@ -93,6 +94,7 @@ function start(form) {
     output.dataset.speedup = String(now.speedup);
     output.dataset.tokens = String(now.tokens);
   }
+  acceptance.addEventListener("input", () => { exact = null; });
   for (const input of [acceptance, length, context]) input.addEventListener("input", update);
   form.hidden = false;
   update();
