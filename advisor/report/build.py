@@ -5,17 +5,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from advisor.base import Range
 from advisor.errors import AdvisorError
-from advisor.report.console import format_bytes, format_range
-from advisor.report.document import Command, Report, Reportable, RooflineView, Sheet, Table, report_of
+from advisor.report.console import format_bytes, format_number, format_range
+from advisor.report.document import (
+    Command,
+    Compared,
+    Report,
+    RooflineView,
+    Scatter,
+    ScatterPoint,
+    Sheet,
+    Table,
+    report_of,
+)
 from advisor.speculation.prediction import Prediction
 
 if TYPE_CHECKING:
     from advisor.advice.recommendation import Recommendation
     from advisor.hardware.machine import Setup
+    from advisor.llamacpp.confirm import Confirmation
     from advisor.models.description import ModelDescription
     from advisor.performance.passes import CostSource
     from advisor.speculation.prediction import Task
+    from advisor.validation.report import ValidationReport
+
+    Reportable = Prediction | Sheet | Recommendation | Confirmation | ValidationReport
+    """What reports are made of: predictions, whole sheets, and the answers of recommend, confirm and validate."""
 
 
 def sheet_of(
@@ -130,7 +146,168 @@ def recommendation_tables(recommendation: Recommendation) -> tuple[Table, ...]:
     return tuple(tables)
 
 
+def confirmed(sheet: Sheet, confirmation: Confirmation) -> Sheet:
+    """The sheet of a prediction with what llama.cpp really did beside it."""
+    c = confirmation
+    m = next((x for x in c.measurements if c.comparison and x.draft_max == c.comparison.draft_max), c.measurement)
+    p = sheet.prediction
+
+    def point(value: float) -> Range:
+        return Range(median=value, low=value, high=value, level=0.95)
+
+    told = c.comparison
+    rows = [
+        Compared(
+            quantity="speedup", unit="x", predicted=told.predicted_speedup if told else p.speedup, measured=m.speedup
+        ),
+        Compared(quantity="without a draft", unit="tok/s", predicted=p.baseline_tps, measured=point(m.baseline_tps)),
+        Compared(quantity="with it", unit="tok/s", predicted=p.speculative_tps, measured=point(m.speculative_tps)),
+        Compared(quantity="round cost", unit="steps", predicted=point(p.round.cost), measured=m.round_cost),
+        Compared(
+            quantity="tokens per round", unit="", predicted=point(p.mean_accepted_length),
+            measured=point(m.mean_accepted_length),
+        ),
+        Compared(quantity="acceptance", unit="%", predicted=p.acceptance.rate, measured=point(m.acceptance)),
+    ]  # fmt: skip
+    if told is not None and told.speedup_at_measured_acceptance is not None:
+        known = point(told.speedup_at_measured_acceptance)
+        rows.insert(1, Compared(quantity="speedup, acceptance known", unit="x", predicted=known, measured=m.speedup))
+    words = {
+        "confirmed": "The measurement bears the prediction out.",
+        "refuted": "The measurement contradicts the prediction.",
+        "inconclusive": "The measurement does not decide.",
+    }
+    sentence = (
+        f"{words.get(c.verdict, 'Measured.')} {format_range(m.speedup, 'x')} with {c.engine}. {' '.join(c.reasons)}"
+    )
+    run = tuple(
+        Command(title=f"Measured with ({arm}):", text=line) for arm, line in zip(_arms(c), c.commands, strict=False)
+    )
+    return sheet.model_copy(
+        update={"compared": tuple(rows), "confirmed": sentence.strip(), "commands": (*sheet.commands, *run)}
+    )
+
+
+def _arms(confirmation: Confirmation) -> tuple[str, ...]:
+    return ("without drafting", "with drafting", *(f"command {i}" for i in range(3, len(confirmation.commands) + 1)))
+
+
+def confirmation_tables(confirmation: Confirmation) -> tuple[Table, ...]:
+    """Every draft length and every prompt of a measurement."""
+    c = confirmation
+    lengths = Table(
+        title="Measured by draft length",
+        note=f"{c.engine}, {c.created}. Speedup and round cost with their 95 % intervals.",
+        header=(
+            "k",
+            "speedup",
+            "round cost",
+            "acceptance",
+            "tokens per round",
+            "without, tok/s",
+            "with, tok/s",
+            "same text",
+        ),
+        rows=tuple(
+            (
+                str(m.draft_max),
+                format_range(m.speedup, "x"),
+                format_range(m.round_cost),
+                f"{m.acceptance:.0%}",
+                f"{m.mean_accepted_length:.2f}",
+                format_number(m.baseline_tps),
+                format_number(m.speculative_tps),
+                "yes" if m.identical else "no",
+            )
+            for m in c.measurements
+        ),
+    )  # fmt: skip
+    prompts = Table(
+        title=f"Measured by prompt, k = {c.measurement.draft_max}",
+        header=("prompt", "task", "speedup", "without, tok/s", "with, tok/s", "accepted / drafted"),
+        rows=tuple(
+            (
+                x.id,
+                x.task or "",
+                f"{x.speedup:.2f}x",
+                format_number(x.baseline_tps),
+                format_number(x.speculative_tps),
+                f"{x.accepted} / {x.drafted}",
+            )
+            for x in c.measurement.prompts
+        ),
+    )
+    return lengths, prompts
+
+
+def validation_parts(validation: ValidationReport) -> tuple[str, tuple[Table, ...], tuple[Scatter, ...]]:
+    """Summary, group table and scatter of a validation."""
+    v = validation
+    given = {"given": ", acceptance given", "blind": ", blind"}.get(v.acceptance or "", "")
+    summary = (
+        f"{v.used} of {v.rows} rows of a {v.table} table{given}. Half of the predictions are within "
+        f"{_percent(v.median_error_pct)} of the measurement, nine of ten within {_percent(v.p90_error_pct)}; "
+        f"{_share(v.interval_coverage)} lie inside the stated {v.interval_level:.0%} interval"
+        + (f", {_share(v.sign_accuracy)} have the right sign." if v.sign_accuracy is not None else ".")
+    )
+    groups = Table(
+        title="By group",
+        note="Errors are |ln(predicted / measured)| in per cent; every setup counts once.",
+        header=("group", "rows", "median error", "90th percentile", "right sign", "inside the interval"),
+        rows=tuple(
+            (
+                g.name,
+                str(g.rows),
+                _percent(g.median_error_pct),
+                _percent(g.p90_error_pct),
+                _share(g.sign_accuracy),
+                _share(g.interval_coverage),
+            )
+            for g in v.groups
+        ),
+    )
+    tables = [groups]
+    if v.skipped:
+        rows = tuple((x.reason, str(x.count)) for x in v.skipped)
+        tables.append(Table(title="Rows not used", header=("reason", "rows"), rows=rows))
+    unit = {"decode": "tok/s", "speculation": "speedup"}.get(v.table, "decode steps")
+    points = tuple(ScatterPoint(**x.model_dump()) for x in v.predictions)
+    scatter = Scatter(title="Predicted against measured", note="On the line is right.", unit=unit, points=points)
+    return summary, tuple(tables), (scatter,) if points else ()
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f} %"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"
+
+
 def report_from(items: Sequence[Reportable], title: str | None = None) -> Report:
-    """Any answers as one report, in the order given."""
-    sheets = [Sheet(prediction=item) if isinstance(item, Prediction) else item for item in items]
-    return report_of(sheets, title)
+    """Any answers as one report, in the order given: predictions and sheets first, tables after them."""
+    from advisor.advice.recommendation import Recommendation
+    from advisor.llamacpp.confirm import Confirmation
+    from advisor.validation.report import ValidationReport
+
+    sheets: list[Sheet] = []
+    tables: list[Table] = []
+    scatters: list[Scatter] = []
+    told: list[str] = []
+    for item in items:
+        if isinstance(item, Prediction):
+            sheets.append(Sheet(prediction=item))
+        elif isinstance(item, Sheet):
+            sheets.append(item)
+        elif isinstance(item, Recommendation):
+            told += [item.headline, *item.why]
+            tables += recommendation_tables(item)
+        elif isinstance(item, Confirmation):
+            tables += confirmation_tables(item)
+        elif isinstance(item, ValidationReport):
+            summary, more, plots = validation_parts(item)
+            told.append(summary)
+            tables += more
+            scatters += plots
+            title = title or "Predicted against measured"
+    return report_of(sheets, title, summary=" ".join(told), tables=tables, scatters=scatters)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from advisor.report.document import RooflineView, Sheet
+from advisor.report.document import RooflineView, Scatter, Sheet
 from advisor.report.terminal import round_rows
 from advisor.report.whatif import speedup_at
 from advisor.text import clean
@@ -251,6 +251,45 @@ def comparison(sheets: tuple[Sheet, ...]) -> dict[str, Any]:
     }
 
 
+def scatter(plot: Scatter) -> dict[str, Any]:
+    """Predicted with its range against measured, both logarithmic, and the line of perfect predictions."""
+    rows = [
+        {"predicted": p.predicted, "low": p.low, "high": p.high, "measured": p.measured,
+         "inside": "inside its range" if p.low <= p.measured <= p.high else "outside"}
+        for p in plot.points
+        if min(p.predicted, p.low, p.high, p.measured) > 0
+    ]  # fmt: skip
+    values = [v for row in rows for v in (row["predicted"], row["measured"]) if isinstance(v, float)]
+    ends = [min(values, default=0.5) / 1.1, max(values, default=2.0) * 1.1]
+    axis = {"type": "quantitative", "scale": {"type": "log", "domain": ends, "nice": False}}
+    x = {**axis, "field": "measured", "title": f"measured, {clean(plot.unit, 20)}"}
+    y = {**axis, "title": f"predicted, {clean(plot.unit, 20)}"}
+    colour = {
+        "field": "inside",
+        "type": "nominal",
+        "scale": {"domain": ["inside its range", "outside"], "range": ["var(--with)", "var(--draft)"]},
+    }
+    return {
+        "data": {"values": rows},
+        "height": WIDTH,
+        "layer": [
+            {
+                "data": {"values": [{"measured": e, "predicted": e} for e in ends]},
+                "mark": {"type": "line", "color": "var(--muted)", "strokeDash": [4, 3]},
+                "encoding": {"x": x, "y": {**y, "field": "predicted"}},
+            },
+            {
+                "mark": {"type": "rule", "opacity": 0.3, "clip": True},
+                "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "color": colour},
+            },
+            {
+                "mark": {"type": "point", "filled": True, "size": 25, "opacity": 0.8, "clip": True},
+                "encoding": {"x": x, "y": {**y, "field": "predicted"}, "color": colour},
+            },
+        ],
+    }
+
+
 def measured(sheet: Sheet) -> dict[str, Any]:
     """Predicted and measured ranges of every compared quantity, each relative to its measured value."""
     rows: list[dict[str, Any]] = []
@@ -296,6 +335,7 @@ __all__ = [
     "measured",
     "roofline",
     "round_parts",
+    "scatter",
     "speedup_by_acceptance",
     "speedup_by_length",
 ]

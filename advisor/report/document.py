@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Union
 
 from advisor.advice.rules import RuleCheck
 from advisor.base import Frozen, Range
@@ -99,6 +98,25 @@ class Table(Frozen):
     rows: tuple[tuple[str, ...], ...]
 
 
+class ScatterPoint(Frozen):
+    """One predicted value with its range, and what was measured."""
+
+    id: str
+    predicted: float
+    low: float
+    high: float
+    measured: float
+
+
+class Scatter(Frozen):
+    """Predicted against measured for many rows; ``unit`` of both axes."""
+
+    title: str
+    note: str = ""
+    unit: str
+    points: tuple[ScatterPoint, ...]
+
+
 class Report(Frozen):
     """A whole report."""
 
@@ -110,13 +128,17 @@ class Report(Frozen):
     """ISO date of the report; the numbers do not depend on it."""
     sheets: tuple[Sheet, ...]
     tables: tuple[Table, ...] = ()
+    scatters: tuple[Scatter, ...] = ()
 
 
-Reportable = Union[Prediction, Sheet]  # noqa: UP007 - evaluated on Python 3.10
-"""What the writers accept: a bare prediction, or one with curves, roofline, rules and commands around it."""
-
-
-def report_of(sheets: Sequence[Sheet], title: str | None = None, tables: Sequence[Table] = ()) -> Report:
+def report_of(
+    sheets: Sequence[Sheet],
+    title: str | None = None,
+    *,
+    summary: str = "",
+    tables: Sequence[Table] = (),
+    scatters: Sequence[Scatter] = (),
+) -> Report:
     """Put sheets together under a title made of what they compare."""
     from datetime import date
 
@@ -130,5 +152,11 @@ def report_of(sheets: Sequence[Sheet], title: str | None = None, tables: Sequenc
         if len(sheets) == 1:
             title = f"{title_of(sheets[0].prediction)} on {sheets[0].prediction.hardware}"
     return Report(
-        title=title, version=__version__, created=date.today().isoformat(), sheets=tuple(sheets), tables=tuple(tables)
+        title=title,
+        summary=summary,
+        version=__version__,
+        created=date.today().isoformat(),
+        sheets=tuple(sheets),
+        tables=tuple(tables),
+        scatters=tuple(scatters),
     )

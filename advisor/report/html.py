@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from advisor.base import Range
 from advisor.report.console import (
@@ -17,10 +17,13 @@ from advisor.report.console import (
     format_range,
     kind_note,
 )
-from advisor.report.document import Report, Reportable, Sheet
+from advisor.report.document import Report, Scatter, Sheet
 from advisor.report.terminal import METHOD_NAMES, model_name, other_reasons, round_rows, title_of, verdict_words
 from advisor.speculation.prediction import ModelSummary
 from advisor.text import clean
+
+if TYPE_CHECKING:
+    from advisor.report.build import Reportable
 
 _TEMPLATES = Path(__file__).with_name("templates")
 _TONES = {"faster": "good", "slower": "bad", "incompatible": "bad", "does not fit": "bad"}
@@ -51,6 +54,7 @@ def render_html(report: Report) -> str:
             views=views,
             comparison=Markup(side) if side else None,
             drawn=not views or any(view["charts"]["length"] for view in views),
+            scatters=[_scatter(x) for x in report.scatters],
             css=Markup(css),
             script=Markup(script),
             script_hash=digest,
@@ -128,6 +132,16 @@ def script_json(text: str) -> Any:
     for sign in "<>&\u2028\u2029":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
     return Markup(text)
+
+
+def _scatter(plot: Scatter) -> dict[str, Any]:
+    from markupsafe import Markup
+
+    from advisor.report.charts import draw, scatter
+
+    label = f"Scatter plot of {len(plot.points)} predictions against measurements; the table above sums them up."
+    svg = draw(scatter(plot), label)
+    return {"plot": plot, "svg": Markup(svg) if svg else None}
 
 
 def _view(sheet: Sheet) -> dict[str, Any]:
