@@ -66,7 +66,8 @@ def test_distinct_experts_counts_a_union() -> None:
 def test_parts_add_up_and_speed_is_consistent(strix_halo: Setup) -> None:
     p = pair(DENSE[0], DENSE[1], strix_halo, draft_max=3, acceptance=0.6)
     r = p.round
-    assert r.cost == pytest.approx(r.draft + r.verify + r.overhead + r.rollback)
+    assert r.cost == pytest.approx(r.draft + r.verify + r.overhead)
+    assert 0 <= r.rollback <= r.overhead
     assert p.speedup.median == pytest.approx(p.mean_accepted_length / r.cost)
     assert p.speculative_tps.median == pytest.approx(p.baseline_tps.median * p.speedup.median)
     assert p.target.decode_bytes < p.target.size_bytes

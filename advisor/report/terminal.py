@@ -109,7 +109,7 @@ def other_reasons(prediction: Prediction, *told: str) -> list[str]:
 def round_rows(prediction: Prediction) -> list[tuple[str, float]]:
     """What a round consists of [decode steps]; rollback only where the target has to roll back."""
     r = prediction.round
-    rows = [("draft", r.draft), ("verify", r.verify), ("overhead", r.overhead)]
+    rows = [("draft", r.draft), ("verify", r.verify), ("overhead", r.overhead - r.rollback)]
     return [*rows, ("rollback", r.rollback)] if r.rollback > 0.005 else rows
 
 

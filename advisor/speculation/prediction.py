@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from advisor.base import Figure, Frozen, Range
+from advisor.base import Figure, Frozen, Provenance, Range
 from advisor.hardware.machine import Backend
 
 SCHEMA_VERSION = 1
@@ -53,7 +53,8 @@ class AcceptanceEstimate(Frozen):
 class RoundCost(Frozen):
     """Time of one round in units of one decode step of the target; ``cost`` = draft + verify + overhead.
 
-    ``overhead`` holds catch-up, rollback, sampling and transfers; ``milliseconds`` is ``cost`` in absolute time.
+    ``overhead`` holds catch-up, rollback, sampling and transfers; ``rollback`` is the part of it that saving,
+    restoring and replaying a recurrent state takes. ``milliseconds`` is ``cost`` in absolute time.
     """
 
     cost: float
@@ -80,8 +81,21 @@ class DeviceMemory(Frozen):
     fits: bool | None
 
 
+class MemoryItem(Frozen):
+    """One thing that is kept on one device: ``how`` it was reckoned, ``kind`` how far to trust it."""
+
+    what: str
+    device: str
+    bytes: int
+    kind: Provenance
+    how: str
+
+
 class MemoryPlan(Frozen):
-    """What the run keeps in memory [bytes], and whether it fits."""
+    """What the run keeps in memory [bytes], and whether it fits.
+
+    ``context`` is what each slot must hold [tokens]. The sums are over all devices; ``items`` add up to ``total``.
+    """
 
     target_weights: int
     draft_weights: int
@@ -94,6 +108,7 @@ class MemoryPlan(Frozen):
     devices: tuple[DeviceMemory, ...]
     fits: bool | None
     advice: tuple[str, ...] = ()
+    items: tuple[MemoryItem, ...] = ()
 
 
 class BestDraftLength(Frozen):

@@ -279,7 +279,7 @@ class Rounds:
                 cost=total / base,
                 draft=e.draft / base,
                 verify=e.verify / base,
-                overhead=e.overhead / base,
+                overhead=(e.overhead + e.rollback) / base,
                 rollback=e.rollback / base,
                 milliseconds=total * 1e3,
             ),
