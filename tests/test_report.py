@@ -21,7 +21,7 @@ from advisor.errors import InputError
 from advisor.report import build, console, html, markdown, terminal, whatif, write
 from advisor.report.document import Report
 from advisor.speculation.conversions import acceptance, mean_length, positions_from_acceptance
-from advisor.speculation.prediction import BestDraftLength, TokenizerVerdict
+from advisor.speculation.prediction import BestDraftLength, Method, TokenizerVerdict
 
 
 def printed(item: object, width: int = 80, encoding: str = "utf-8", colour: bool = False) -> str:
@@ -359,3 +359,35 @@ def test_asking_for_what_was_not_shipped_is_refused() -> None:
         whatif.answer(curves(), 12345, 3, 0.5)
     with pytest.raises(InputError):
         whatif.answer(curves(), 2048, 99, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "method"),
+    [
+        ("gpt-oss-120b:MXFP4", "gpt-oss-20b:MXFP4", "draft-simple"),  # nothing to roll back
+        ("qwen3.5-27b:Q8_0", "qwen3.5-2b:Q8_0", "draft-simple"),  # checkpoints: the cost depends on acceptance
+        ("qwen3.5-27b:Q8_0", None, "draft-mtp"),
+    ],
+)
+def test_shipped_curves_answer_like_the_predictor(target: str, draft: str | None, method: Method) -> None:
+    from advisor.hardware.resolve import resolve
+    from advisor.models.catalogue import describe_catalogue
+    from advisor.speculation.predict import predict
+
+    one = describe_catalogue(target, mtp=True if method == "draft-mtp" else None)
+    two = describe_catalogue(draft) if draft else None
+    setup = resolve("395")
+    stated = {"setup": setup, "method": method, "draft_max": 3, "acceptance": 0.643, "depth": 1000}
+    built = build.sheet_of(predict(one, two, **stated), one, two, setup)  # type: ignore[arg-type]  # keywords of predict
+    shipped = built.what_if
+    assert shipped is not None
+    assert shipped.depth == 1000
+    assert built.prediction.speedup.median == pytest.approx(whatif.answer(shipped, 1000, 3, 0.643)[1], rel=2e-3)
+    for depth in (0, 1000, 8192):
+        for rate in (0.0, 0.35, 0.8, 1.0):
+            again = predict(one, two, **{**stated, "acceptance": rate, "depth": depth})  # type: ignore[arg-type]
+            tokens, speedup = whatif.answer(shipped, depth, 3, rate)
+            assert tokens == pytest.approx(again.mean_accepted_length, rel=1e-5)
+            assert speedup == pytest.approx(again.speedup.median, rel=1e-5)
+            context = next(c for c in shipped.contexts if c.depth == depth)
+            assert 1000 / context.step_ms == pytest.approx(again.baseline_tps.median, rel=1e-5)
