@@ -58,15 +58,15 @@ def _engine_build() -> tuple[int | None, str | None]:
 
 def _show(report: PairReport) -> None:
     """One short screen."""
-    from rich.console import Console
     from rich.table import Table
 
+    from advisor.report.console import console as make_console
     from advisor.text import clean
 
-    console = Console(highlight=False, soft_wrap=False)
+    console = make_console()
     word = {True: "compatible", False: "not compatible", None: "cannot be known"}[report.compatible]
-    console.print(f"{clean(report.target)} + {clean(report.draft)}: {word}", markup=False)
-    console.print(clean(report.reason, 400), markup=False)
+    console.print(f"{clean(report.target)} + {clean(report.draft)}: {word}")
+    console.print(clean(report.reason, 400))
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("method", report.method)
     if report.build:
@@ -80,8 +80,8 @@ def _show(report: PairReport) -> None:
     if report.first_difference:
         d = report.first_difference
         table.add_row("first difference", f"id {d.id}: {d.target!r} against {d.draft!r}")
-    console.print(table, markup=False)
+    console.print(table)
     for line in (*report.notes, *report.changes):
-        console.print(f"- {clean(line, 300)}", markup=False)
+        console.print(f"- {clean(line, 300)}")
     if report.hint:
-        console.print(clean(report.hint, 300), markup=False)
+        console.print(clean(report.hint, 300))

@@ -82,7 +82,7 @@ OWN_CACHE_LAYERS = {"gemma3n": 20}
 
 LAYER_INPUTS = frozenset(
     {"bailingmoe3", "deepseek4", "gemma4", "hunyuan_vl", "lfm2", "lfm2moe", "llama", "mimo2", "minimax-01",
-     "minimax-m2", "muse-glimmer", "nanbeige", "nemotron_h", "nemotron_h_moe", "gpt-oss", "qwen3", "qwen35", "qwen35moe", "qwen3moe",
-     "qwen3next", "qwen4exp"}
+     "minimax-m2", "muse-glimmer", "nanbeige", "nemotron_h", "nemotron_h_moe", "gpt-oss", "qwen3", "qwen35",
+     "qwen35moe", "qwen3moe", "qwen3next", "qwen4exp"}
 )  # fmt: skip
 """Targets whose graph hands layer inputs to an EAGLE-3 or DFlash drafter; others abort at the first request."""

@@ -148,7 +148,7 @@ def _head(target: ModelDescription, draft: ModelDescription, report: PairReport)
     elif drafter.target_width and target.embedding_length and drafter.target_width != target.embedding_length:
         update = _no(
             "width",
-            f"The drafter was made for a target {drafter.target_width} wide; {target.name} is {target.embedding_length}.",
+            f"The drafter fits targets {drafter.target_width} wide; {target.name} is {target.embedding_length}.",
         )
     elif target.layers and max(drafter.target_layers, default=0) > len(target.layers):
         update = _no(
@@ -170,7 +170,7 @@ def _head(target: ModelDescription, draft: ModelDescription, report: PairReport)
         }
     else:
         update = {
-            "reason": f"The widths agree ({target.embedding_length}); llama.cpp compares no vocabularies for {report.method}."
+            "reason": f"The widths agree ({target.embedding_length}); no vocabularies are compared for {report.method}."
         }
     notes = []
     if drafter.vocabulary and target.vocabulary_size and drafter.vocabulary < target.vocabulary_size:
@@ -201,8 +201,8 @@ def _simple(target: ModelDescription, draft: ModelDescription, report: PairRepor
     if compatible is not False and draft.is_recurrent and not target.is_recurrent:
         update |= _no(
             "state",
-            f"The draft keeps a recurrent state ({draft.architecture}) and the target does not: llama.cpp aborts at the "
-            "first partly accepted round.",
+            f"The draft keeps a recurrent state ({draft.architecture}) and the target does not: llama.cpp aborts at "
+            "the first partly accepted round.",
         )
     elif compatible is not False and target.is_recurrent and build is not None and build < 8808:
         update |= _no(
