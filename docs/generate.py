@@ -22,11 +22,33 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from advisor.speculation.prediction import Prediction
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"<!-- generated: (?P<source>[^\n]+?) -->\n(?P<body>.*?)<!-- end -->", re.DOTALL)
 COLUMNS = 80
+
+
+class Published(NamedTuple):
+    """A pair somebody measured: the two rows that made this project, never used to fit anything."""
+
+    target: str
+    draft: str
+    acceptance: float
+    without: float
+    with_draft: float
+
+
+ARTICLE = (
+    Published("qwen3.5-27b:Q8_0", "qwen3.5-2b:Q8_0", 0.643, 7.09, 11.20),
+    Published("gpt-oss-120b:MXFP4", "gpt-oss-20b:MXFP4", 0.718, 40.14, 22.93),
+)
+"""LM Studio 0.4.24 on a Ryzen AI Max+ PRO 395, draft length 3, one code-edit prompt; published 2026-09-17."""
+MACHINE = "395"
+PICTURE = ROOT / "docs" / "speedup.svg"
 
 
 class Block(NamedTuple):
@@ -59,6 +81,8 @@ def body_of(source: str) -> str:
     """
     if source == "exit codes":
         return _exit_codes()
+    if source == "article table":
+        return _article_table()
     if source == "make help":
         return _make_help()
     words = shlex.split(source)
@@ -129,6 +153,73 @@ def _make_help() -> str:
     return "\n| command | what it does |\n|---|---|\n" + "".join(f"| `make {n}` | {t} |\n" for n, t in rows) + "\n"
 
 
+def _predictions() -> list[tuple[Published, Prediction]]:
+    from advisor.hardware.resolve import resolve
+    from advisor.models.reference import describe
+    from advisor.speculation.predict import predict
+
+    with quiet_surroundings():
+        setup = resolve(MACHINE)
+        return [
+            (
+                row,
+                predict(describe(row.target), describe(row.draft), setup=setup, draft_max=3, acceptance=row.acceptance),
+            )
+            for row in ARTICLE
+        ]
+
+
+def _article_table() -> str:
+    lines = ["", "| pair | accepted | | without | with | speedup |", "|---|---|---|---|---|---|"]
+    for row, p in _predictions():
+        a, b, c = p.baseline_tps, p.speculative_tps, p.speedup
+        lines.append(
+            f"| {row.target} + {row.draft} | {row.acceptance:.1%} | measured "
+            f"| {row.without:.2f} | {row.with_draft:.2f} | {row.with_draft / row.without:.2f}x |"
+        )
+        lines.append(
+            f"| | | predicted | {a.median:.1f} ({a.low:.1f}-{a.high:.1f}) | {b.median:.1f} ({b.low:.1f}-{b.high:.1f}) "
+            f"| {c.median:.2f}x ({c.low:.2f}-{c.high:.2f}) |"
+        )
+    return "\n".join([*lines, "", ""])
+
+
+def picture() -> str:
+    """The README's picture as SVG: speedup by draft length of the article's pairs, with what was measured.
+
+    Raises:
+        RuntimeError: vl-convert is not installed.
+    """
+    from advisor.report.charts import draw, speedup_picture
+
+    found = _predictions()
+    names = [f"{row.target.split(':')[0]} + {row.draft.split(':')[0]}" for row, _ in found]
+    measured = [(name, row.with_draft / row.without) for name, (row, _) in zip(names, found, strict=True)]
+    points = [(name, c) for name, (_, p) in zip(names, found, strict=True) for c in p.curve]
+    told = "; ".join(
+        f"{name} at k = 3: predicted {p.speedup.median:.2f} ({p.speedup.low:.2f} to {p.speedup.high:.2f}), "
+        f"measured {value:.2f}"
+        for (name, value), (_, p) in zip(measured, found, strict=True)
+    )
+    svg = draw(speedup_picture(points, measured), f"Speedup by draft length. {told}.")
+    if svg is None:
+        raise RuntimeError("the picture needs vl-convert-python")
+    # Read as an image there is no page to ask for colours, so the picture brings its own.
+    style = (
+        "<style>svg{--text:#1b1f24;--muted:#57606a;--line:#d5dbe1;--with:#0a63c2;--bad:#b3201c}"
+        "@media(prefers-color-scheme:dark){svg{--text:#e6eaef;--muted:#a1abb6;--line:#343c46;--with:#5aa9ff;--bad:#ff7b72}}"
+        "</style>"
+    )
+    head, rest = svg.split(">", 1)
+    return f"{head}>{style}{rest}\n"
+
+
+def picture_label(svg: str) -> str:
+    """What the picture says in words: its numbers, without the drawing."""
+    found = re.search(r'aria-label="([^"]*)"', svg)
+    return found[1] if found else ""
+
+
 def regenerate(path: Path) -> str:
     """The text of a page with all its blocks made anew."""
     return BLOCK.sub(
@@ -154,6 +245,13 @@ def main() -> int:
         else:
             path.write_text(new, encoding="utf-8")
             print(f"rewrote {name}")
+    drawn = picture()
+    if not PICTURE.exists() or picture_label(PICTURE.read_text(encoding="utf-8")) != picture_label(drawn):
+        stale += 1
+        name = str(PICTURE.relative_to(ROOT))
+        print(f"{name} is out of date" if check else f"drew {name}")
+        if not check:
+            PICTURE.write_text(drawn, encoding="utf-8")
     return 1 if check and stale else 0
 
 

@@ -6,11 +6,13 @@ words only, never a name that came from a file.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from advisor.report.document import RooflineView, Scatter, Sheet
 from advisor.report.terminal import round_rows
 from advisor.report.whatif import speedup_at
+from advisor.speculation.prediction import CurvePoint
 from advisor.text import clean
 
 WIDTH = 290
@@ -43,7 +45,14 @@ def _base() -> dict[str, Any]:
         "config": {
             "font": _FONT,
             "axis": {**text, **lines, "labelFontSize": 12, "titleFontSize": 12, "labelFlush": False},
-            "legend": {**text, "labelFontSize": 12, "orient": "bottom", "title": None, "direction": "horizontal"},
+            "legend": {
+                **text,
+                "labelFontSize": 12,
+                "orient": "bottom",
+                "title": None,
+                "direction": "horizontal",
+                "columnPadding": 18,
+            },
             "view": {"stroke": None},
             "text": {"color": "var(--text)", "fontSize": 12},
             "aria": False,
@@ -96,6 +105,57 @@ def speedup_by_length(sheet: Sheet) -> dict[str, Any]:
                 "data": {"values": used},
                 "mark": {"type": "point", "color": "var(--with)", "size": 160, "strokeWidth": 2},
                 "encoding": {"x": x, "y": {**y, "field": "speedup"}},
+            },
+        ],
+    }
+
+
+def speedup_picture(points: Sequence[tuple[str, CurvePoint]], measured: Sequence[tuple[str, float]]) -> dict[str, Any]:
+    """Several curves of speedup by draft length in one picture, with measured values at draft length 3 as crosses."""
+    names = list(dict.fromkeys(name for name, _ in points))
+    colour = {
+        "field": "pair",
+        "type": "nominal",
+        "scale": {"domain": names, "range": ["var(--with)", "var(--bad)"]},
+        "legend": None,
+    }
+    rows = [
+        {"pair": n, "k": c.draft_max, "speedup": c.speedup.median, "low": c.speedup.low, "high": c.speedup.high}
+        for n, c in points
+    ]
+    seen = [
+        {"pair": name, "k": 3, "speedup": value, "text": f"{clean(name, 60)}: {value:.2f}x measured"}
+        for name, value in measured
+    ]
+    scale = {"zero": False, "nice": False, "padding": 14}
+    x = {
+        "field": "k", "type": "quantitative", "title": "draft length k",
+        "axis": {"grid": False, "format": "d"}, "scale": scale,
+    }  # fmt: skip
+    y = {"type": "quantitative", "title": "speedup", "scale": {"zero": True}}
+    return {
+        "width": 560,
+        "height": 240,
+        "data": {"values": rows},
+        "layer": [
+            {
+                "mark": {"type": "area", "opacity": 0.18},
+                "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "color": colour},
+            },
+            _rule_at_one(),
+            {
+                "mark": {"type": "line", "strokeWidth": 2},
+                "encoding": {"x": x, "y": {**y, "field": "speedup"}, "color": colour},
+            },
+            {
+                "data": {"values": seen},
+                "mark": {"type": "point", "shape": "cross", "filled": True, "size": 160, "opacity": 1},
+                "encoding": {"x": x, "y": {**y, "field": "speedup"}, "color": colour},
+            },
+            {
+                "data": {"values": seen},
+                "mark": {"type": "text", "align": "left", "dx": 12, "color": "var(--text)"},
+                "encoding": {"x": x, "y": {**y, "field": "speedup"}, "text": {"field": "text"}},
             },
         ],
     }
@@ -338,4 +398,5 @@ __all__ = [
     "scatter",
     "speedup_by_acceptance",
     "speedup_by_length",
+    "speedup_picture",
 ]
