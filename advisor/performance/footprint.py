@@ -144,6 +144,10 @@ class Footprint:
         open_need = sum(device.need for device in devices if device.capacity is None)
         return tuple(devices), True if open_need < 4 * GIB else None
 
+    def works(self) -> bool:
+        """Whether every memory of known size surely holds its part; unknown ones are taken to be large enough."""
+        return all(device.fits is True for device in self.verdict()[0] if device.capacity is not None)
+
     # --- what there is ---
 
     def _list(self) -> Iterator[Item]:

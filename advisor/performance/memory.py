@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from advisor.hardware.machine import Placement, Setup
 from advisor.models.description import ModelDescription, cache_element_bytes
-from advisor.performance.footprint import CACHE_PAD, GIB, Footprint
+from advisor.performance.footprint import CACHE_PAD, GIB, Footprint, Item
 from advisor.speculation.prediction import DeviceMemory, MemoryItem, MemoryPlan, Method
 
 _QUANTS = (
@@ -108,7 +108,7 @@ def place(
     """
     start = _footprint(target, draft, method, setup, context, draft_max, draft_cache_type)
     for option in _placements(start):
-        if option.verdict()[1] is not False:
+        if option.works():
             return option.setup.placement
     return setup.placement
 
@@ -149,7 +149,7 @@ def _least(start: Footprint, base: Placement, field: str, top: int) -> Footprint
     low, high = 1, max(1, top)
     while low < high:
         middle = (low + high) // 2
-        if start.but(placement=base.model_copy(update={field: middle})).verdict()[1] is not False:
+        if start.but(placement=base.model_copy(update={field: middle})).works():
             high = middle
         else:
             low = middle + 1
@@ -161,12 +161,12 @@ def _most_layers(start: Footprint, base: Placement) -> Footprint | None:
     low, high = 0, len(start.target.layers)
     while low < high:
         middle = (low + high + 1) // 2
-        if start.but(placement=base.model_copy(update={"gpu_layers": middle})).verdict()[1] is not False:
+        if start.but(placement=base.model_copy(update={"gpu_layers": middle})).works():
             low = middle
         else:
             high = middle - 1
     found = start.but(placement=base.model_copy(update={"gpu_layers": low}))
-    return found if found.verdict()[1] is not False else None
+    return found if found.works() else None
 
 
 def _largest(top: int, fits: Callable[[int], bool]) -> int:
@@ -181,6 +181,10 @@ def _largest(top: int, fits: Callable[[int], bool]) -> int:
     return low * CACHE_PAD
 
 
+def _label(budget: Footprint, item: Item) -> str:
+    return budget.bins[item.where].label
+
+
 def _gb(nbytes: float) -> str:
     return f"{nbytes / GIB:.1f} GB"
 
@@ -192,22 +196,21 @@ def _advice(budget: Footprint, devices: tuple[DeviceMemory, ...]) -> tuple[str, 
         said.append(f"{device.device} needs {_gb(device.need)} and has {_gb(device.capacity or 0)} to give.")
     for device in devices:
         if device.fits is None and device.capacity is not None:
+            doubt = sum(x.nbytes for x in budget.items() if x.kind == "assumed" and _label(budget, x) == device.device)
             said.append(
-                f"{device.device}: {_gb(device.need)} of {_gb(device.capacity)} is too close to call; "
-                "buffers may differ by a few hundred MB."
+                f"{device.device} needs about {_gb(device.need)} ({_gb(doubt)} of it estimated) and has "
+                f"{_gb(device.capacity)} to give: too close to call."
             )
         if device.capacity is None and device.need > 4 * GIB:
             said.append(
                 f"{device.device} needs {_gb(device.need)}; its memory is not known (name it, or give --memory)."
             )
-    if not short:
+    close = [x for x in devices if x.fits is None and x.capacity is not None]
+    if not short and not close:
         return (*said, *_remarks(budget))
-
-    def works(other: Footprint) -> bool:
-        return other.verdict()[1] is not False
-
+    stated = len(said)
     setup = budget.setup
-    context = _largest(budget.context, lambda size: works(budget.but(context=size)))
+    context = _largest(budget.context, lambda size: budget.but(context=size).works())
     if context:
         total = (
             f" (-c {context * setup.parallel} for {setup.parallel} slots)" if setup.parallel > 1 else f" (-c {context})"
@@ -215,42 +218,40 @@ def _advice(budget: Footprint, devices: tuple[DeviceMemory, ...]) -> tuple[str, 
         said.append(f"A context of {context} tokens fits{total}.")
     if setup.flash_attention and cache_element_bytes(setup.cache_type_k) > cache_element_bytes("q8_0"):
         for cache in ("q8_0", "q4_0"):
-            if works(budget.but(cache=cache)):
+            if budget.but(cache=cache).works():
                 flags = f"-ctk {cache} -ctv {cache}"
                 if budget.draft is not None or budget.method == "draft-mtp":
                     flags += f" -ctkd {cache} -ctvd {cache}"
                 said.append(f"The same context fits with a {cache} cache ({flags}).")
                 break
-    if setup.parallel > 1 and works(budget.but(parallel=1)):
+    if setup.parallel > 1 and budget.but(parallel=1).works():
         said.append("One slot fits (-np 1).")
-    said += _placement_advice(budget, works)
+    said += _placement_advice(budget)
     plain = budget.but(draft=False)
-    if (budget.draft is not None or budget.method == "draft-mtp") and works(plain):
+    if (budget.draft is not None or budget.method == "draft-mtp") and plain.works():
         saved = sum(x.nbytes for x in budget.items()) - sum(x.nbytes for x in plain.items())
         said.append(f"Without speculation it fits: the draft and what it needs take {_gb(saved)}.")
-    quant = _smaller_quant(budget, short)
+    quant = _smaller_quant(budget, short + close)
     if quant:
         said.append(quant)
-    if len(said) == len(short):
+    if len(said) == stated:
         said.append("Nothing that can be changed here makes it fit: a smaller model or more memory is needed.")
     return (*said, *_remarks(budget))
 
 
-def _placement_advice(budget: Footprint, works: Callable[[Footprint], bool]) -> Iterator[str]:
+def _placement_advice(budget: Footprint) -> Iterator[str]:
     if budget.host in budget.local:
         return
     placement = budget.setup.placement
     if budget.draft is not None and placement.draft_device == "same":
-        if len(budget.local) > 1 and works(
-            budget.but(placement=placement.model_copy(update={"draft_device": "second"}))
-        ):
-            second = budget.bins[budget.local[1]].label
-            yield f"It fits with the draft on {second} alone (--spec-draft-device)."
-        elif works(budget.but(placement=placement.model_copy(update={"draft_device": "host"}))):
+        second = placement.model_copy(update={"draft_device": "second"})
+        if len(budget.local) > 1 and budget.but(placement=second).works():
+            yield f"It fits with the draft on {budget.bins[budget.local[1]].label} alone (--spec-draft-device)."
+        elif budget.but(placement=placement.model_copy(update={"draft_device": "host"})).works():
             yield "It fits with the draft on the host (--spec-draft-ngl 0), where it drafts more slowly."
     if any(layer.expert_count for layer in budget.target.layers) and not placement.cpu_moe:
         moved = _least(budget, placement, "cpu_moe_layers", _highest_moe_layer(budget.target))
-        if works(moved):
+        if moved.works():
             count = moved.setup.placement.cpu_moe_layers
             yield (
                 f"It fits with the experts of {count} of {len(budget.target.layers)} layers on the host "
@@ -285,7 +286,7 @@ def _smaller_quant(budget: Footprint, short: list[DeviceMemory]) -> str | None:
     wanted = next(((name, bits) for name, bits in _QUANTS if bits <= now * scale and bits < now * 0.95), None)
     if wanted is None:
         return None
-    return f"A {wanted[0]} file of the target fits (about {wanted[1]:g} bits a weight; this one has {now:.1f})."
+    return f"With a smaller file of the target it fits: {wanted[0]}, {wanted[1]:g} bits a weight instead of {now:.1f}."
 
 
 def _remarks(budget: Footprint) -> tuple[str, ...]:
