@@ -114,7 +114,15 @@ def quiet_surroundings() -> Iterator[None]:
     """An environment in which the same command prints the same everywhere: no calibration, cache, colour or hub."""
     with tempfile.TemporaryDirectory(prefix="advisor-docs-") as empty:
         fixed = {"COLUMNS": str(COLUMNS), "NO_COLOR": "1", "TERM": "dumb", "HF_HUB_OFFLINE": "1"}
-        fixed |= dict.fromkeys(("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"), empty)
+        own = (
+            "ADVISOR_DATA_DIR",
+            "ADVISOR_CACHE",
+            "XDG_CACHE_HOME",
+            "XDG_CONFIG_HOME",
+            "XDG_DATA_HOME",
+            "XDG_STATE_HOME",
+        )
+        fixed |= dict.fromkeys(own, empty)
         before = {name: os.environ.get(name) for name in (*fixed, "FORCE_COLOR", "LINES")}
         os.environ.update(fixed)
         os.environ.pop("FORCE_COLOR", None)

@@ -83,7 +83,6 @@ def diagnose(offline: bool = False) -> Diagnosis:
         ("package", _package),
         ("engine", _engine),
         ("devices", _devices),
-        ("calibration", _calibration),
         ("models on this disk", _models),
         ("disk space", _disk),
         *([] if offline else [("Hugging Face Hub", _hub)]),
@@ -115,7 +114,7 @@ def _engine() -> list[Check]:
     try:
         engine = find_engine()
     except AdvisorError as error:
-        return [Check(name="engine", status="missing", found=clean(error.message), cure=error.hint)]
+        return [Check(name="engine", status="missing", found=clean(error.message, 400), cure=error.hint)]
     found = f"{clean(engine.label)}, build {clean(engine.build)}, {clean(engine.origin)}"
     checks = [Check(name="engine", status="works", found=found)]
     abilities = engine.capabilities
@@ -153,6 +152,58 @@ def _devices() -> list[Check]:
     return checks
 
 
+def _models() -> list[Check]:
+    from collections import Counter
+
+    from advisor.models import places
+
+    name = "models on this disk"
+    folders = {
+        "LM Studio": places.lmstudio_folders(),
+        "llama.cpp": places.llamacpp_folders(),
+        "Hugging Face cache": places.huggingface_folders(),
+        "Ollama": places.ollama_folders(),
+    }
+    there = {program: next((f for f in found if f.is_dir()), None) for program, found in folders.items()}
+    found = Counter(model.origin for model in places.model_files())
+    checks = [
+        Check(name=name, status="works", found=f"{found.get(program, 0)} GGUF, {shown_path(folder)} ({program})")
+        for program, folder in there.items()
+        if folder is not None
+    ]
+    if not sum(found.values()):
+        cure = "Not needed for predictions. Others lie elsewhere? `advisor scan FOLDER` looks there."
+        checks.append(Check(name=name, status="limited", found="none in the usual places", cure=cure))
+    return checks
+
+
+def _disk() -> list[Check]:
+    import os
+    import shutil
+
+    from advisor.llamacpp.results import data_dir
+    from advisor.models import cache, places
+
+    checks = []
+    for what, folder, room in (
+        ("own data", data_dir(), 1e6),
+        ("own cache", cache.folder(), 1e7),
+        ("downloads", places.huggingface_folders()[0], ROOM),
+    ):
+        base = next((p for p in (folder, *folder.parents) if p.is_dir()), None)
+        name = f"disk: {what}"
+        if base is None or not os.access(base, os.W_OK):
+            cure = "Make the folder writable, or name another: ADVISOR_DATA_DIR, ADVISOR_CACHE, HF_HOME."
+            checks.append(Check(name=name, status="limited", found=f"{shown_path(folder)} is read-only", cure=cure))
+            continue
+        free = shutil.disk_usage(base).free
+        found = f"{shown_path(folder)}, {free / 1e9:.0f} GB free"
+        low = free < room
+        cure = "Free some space, or move the folder with HF_HOME." if low else None
+        checks.append(Check(name=name, status="limited" if low else "works", found=found, cure=cure))
+    return checks
+
+
 def _hub() -> list[Check]:
     import os
 
@@ -174,7 +225,9 @@ def _hub() -> list[Check]:
     if answer.status_code != 200:
         cure = "Try again later; files and the catalogue work without it."
         return [Check(name=name, status="limited", found=f"{shown} answers {answer.status_code}", cure=cure)]
-    token = "a token is set" if os.environ.get("HF_TOKEN") else "no HF_TOKEN: gated models stay closed"
+    from huggingface_hub import get_token
+
+    token = "a token is set" if get_token() else "no token: gated models stay closed"
     found = f"{shown} answers in {time.monotonic() - started:.1f} s; {token}"
     return [Check(name=name, status="works", found=found)]
 
@@ -219,9 +272,9 @@ def show(diagnosis: Diagnosis, out: Console) -> None:
     out.print("Everything works." if not limits else f"{limits} of {len(diagnosis.checks)} could be better; see above.")
 
 
-def folder_size(path: Path) -> str:
+def shown_path(path: Path) -> str:
     """A folder for the screen, with the home directory as ``~``."""
     try:
-        return clean(f"~/{path.relative_to(Path.home())}")
+        return clean(f"~/{path.relative_to(Path.home()).as_posix()}")
     except ValueError:
         return clean(str(path))
