@@ -8,6 +8,7 @@ no vocabularies.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -146,31 +147,54 @@ def token_texts(model: ModelDescription) -> list[bytes] | None:
     return [text or b"[EMPTY_%d]" % i for i, text in enumerate(texts)]
 
 
+class _Owner:
+    """A model with a vocabulary; equal to another if both hold the same token bytes, so that comparisons are kept."""
+
+    def __init__(self, model: ModelDescription) -> None:
+        self.model = model
+        self.digest = model.tokenizer.digest if model.tokenizer else None
+        self.key = (self.digest, model.header_file is not None) if self.digest else (None, id(model))
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Owner) and other.key == self.key
+
+
+@lru_cache(maxsize=256)
+def _texts(target: _Owner, draft: _Owner) -> tuple[bool | None, TokenDifference | None, int, bool]:
+    """Whether the token texts agree, the first that does not, how many do not, and whether only padding is left over.
+
+    Kept by digest: among two hundred files on a disk there are few vocabularies, and reading one takes a while.
+    """
+    if target.digest and target.digest == draft.digest:
+        return True, None, 0, False
+    one, two = token_texts(target.model), token_texts(draft.model)
+    if one is None or two is None:
+        return None, None, 0, False
+    shorter = min(len(one), len(two))
+    # llama.cpp compares C strings: what follows a zero byte does not count
+    unequal = [
+        i
+        for i in range(FIRST_COMPARED_ID, shorter)
+        if one[i] != two[i] and one[i].split(b"\0")[0] != two[i].split(b"\0")[0]
+    ]
+    tail = (one if len(one) > len(two) else two)[shorter:]
+    padding = not unequal and bool(tail) and all(_PADDING.fullmatch(t) for t in tail)
+    first = None
+    if unequal:
+        i = unequal[0]
+        first = TokenDifference(id=i, target=_shown(one[i]), draft=_shown(two[i]))
+    return not unequal, first, len(unequal), padding
+
+
 def examine(target: ModelDescription, draft: ModelDescription) -> Comparison | None:
     """Compare two vocabularies fact by fact; None if one of them has none."""
     a, b = target.tokenizer, draft.tokenizer
     if a is None or b is None:
         return None
-    texts_equal: bool | None = None
-    first, differences, padding = None, 0, False
-    if a.digest and a.digest == b.digest:
-        texts_equal = True
-    else:
-        one, two = token_texts(target), token_texts(draft)
-        if one is not None and two is not None:
-            shorter = min(len(one), len(two))
-            # llama.cpp compares C strings: what follows a zero byte does not count
-            unequal = [
-                i
-                for i in range(FIRST_COMPARED_ID, shorter)
-                if one[i] != two[i] and one[i].split(b"\0")[0] != two[i].split(b"\0")[0]
-            ]
-            texts_equal, differences = not unequal, len(unequal)
-            if unequal:
-                i = unequal[0]
-                first = TokenDifference(id=i, target=_shown(one[i]), draft=_shown(two[i]))
-            tail = (one if len(one) > len(two) else two)[shorter:]
-            padding = texts_equal and bool(tail) and all(_PADDING.fullmatch(t) for t in tail)
+    texts_equal, first, differences, padding = _texts(_Owner(target), _Owner(draft))
     return Comparison(
         target_type=a.type,
         draft_type=b.type,
