@@ -115,6 +115,11 @@ def _cpu_bandwidth(
     facts: Facts, streaming: Streaming | None, cores: float, known: Device | None, said: list[str]
 ) -> Figure:
     if streaming is not None:
+        if streaming.high > 1.3 * streaming.low:
+            said.append(
+                f"The measured bandwidth varied from {streaming.low:g} to {streaming.high:g} GB/s: something else is "
+                "using the memory; measure again when the machine is idle."
+            )
         return Figure(
             value=streaming.median,
             unit="GB/s",

@@ -246,9 +246,9 @@ def _placement_advice(budget: Footprint) -> Iterator[str]:
     if budget.draft is not None and placement.draft_device == "same":
         second = placement.model_copy(update={"draft_device": "second"})
         if len(budget.local) > 1 and budget.but(placement=second).works():
-            yield f"It fits with the draft on {budget.bins[budget.local[1]].label} alone (--spec-draft-device)."
+            yield f"It fits with the draft on {budget.bins[budget.local[1]].label} alone (-devd)."
         elif budget.but(placement=placement.model_copy(update={"draft_device": "host"})).works():
-            yield "It fits with the draft on the host (--spec-draft-ngl 0), where it drafts more slowly."
+            yield "It fits with the draft on the host (-devd none), where it drafts more slowly."
     if any(layer.expert_count for layer in budget.target.layers) and not placement.cpu_moe:
         moved = _least(budget, placement, "cpu_moe_layers", _highest_moe_layer(budget.target))
         if moved.works():
