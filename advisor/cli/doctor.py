@@ -165,7 +165,7 @@ def _models() -> list[Check]:
         "Ollama": places.ollama_folders(),
     }
     there = {program: next((f for f in found if f.is_dir()), None) for program, found in folders.items()}
-    found = Counter(model.origin for model in places.model_files())
+    found: Counter[str] = Counter(model.origin for model in places.model_files())
     checks = [
         Check(name=name, status="works", found=f"{found.get(program, 0)} GGUF, {shown_path(folder)} ({program})")
         for program, folder in there.items()
@@ -199,8 +199,8 @@ def _disk() -> list[Check]:
         free = shutil.disk_usage(base).free
         found = f"{shown_path(folder)}, {free / 1e9:.0f} GB free"
         low = free < room
-        cure = "Free some space, or move the folder with HF_HOME." if low else None
-        checks.append(Check(name=name, status="limited" if low else "works", found=found, cure=cure))
+        advice = "Free some space, or move the folder with HF_HOME." if low else None
+        checks.append(Check(name=name, status="limited" if low else "works", found=found, cure=advice))
     return checks
 
 

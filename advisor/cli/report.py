@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
 from advisor.cli import options
+
+if TYPE_CHECKING:
+    from advisor.models.description import ModelDescription
 
 app = typer.Typer()
 
@@ -85,7 +88,7 @@ def report(
         form_of(output)  # a wrong ending should not cost the time of the predictions
     kind, asked = options.task_of(task), options.method_of(method)
     target_model = describe(target)
-    draft_models = [describe(draft) for draft in drafts or []] or [None]
+    draft_models: list[ModelDescription | None] = [describe(draft) for draft in drafts or []]
     setups = [
         setup_of(
             name, backend, bandwidth, memory, parallel=parallel, gpu_layers=gpu_layers, cpu_moe=cpu_moe,
@@ -95,7 +98,7 @@ def report(
     ]  # fmt: skip
     sheets = []
     for setup in setups:
-        for draft_model in draft_models:
+        for draft_model in draft_models or [None]:
             chosen = asked or infer_method(target_model, draft_model)
             prediction = predict(
                 target_model,
