@@ -86,9 +86,13 @@ def predict(
         force=force,
     )
     if html is not None:
+        from advisor.report.build import sheet_of
         from advisor.report.html import write_html
 
-        write_html(html, [prediction])
+        sheet = sheet_of(
+            prediction, target_model, draft_model, setup, task=options.task_of(task), temperature=temperature
+        )
+        write_html(html, [sheet])
     if json:
         typer.echo(prediction.model_dump_json(indent=2))
         return
