@@ -44,7 +44,7 @@ def test_screen_fits_its_width_and_says_everything(width: int, encoding: str) ->
     assert all(len(line) <= width for line in lines if not line.startswith("Prove it:"))
     assert len(lines) <= 48
     assert "FASTER: 1.58x" in text
-    for needle in ("7.09", "11.2", "0.31", "1.42", "0.12", "29 %", "31.4 GB", "96.0 GB", "published", "product page"):
+    for needle in ("7.09", "11.2", "0.31", "1.42", "0.12", "29 %", "29.3 GiB", "89.4 GiB", "published", "product page"):
         assert needle in text, needle
     if encoding == "ascii":
         assert text.isascii()
@@ -81,8 +81,8 @@ def test_what_does_not_fit_says_by_how_much() -> None:
     memory = p.memory.model_copy(update={"devices": (device,), "fits": False})
     text = printed(terminal.prediction_screen(prediction(memory=memory, verdict="does not fit")))
     assert "DOES NOT FIT" in text
-    assert "31.4 GB" in text
-    assert "24.0 GB" in text
+    assert "29.3 GiB" in text
+    assert "22.4 GiB" in text
 
 
 def test_colour_is_not_needed_to_read_the_screen() -> None:
@@ -162,6 +162,11 @@ def test_numbers_at_the_edges(value: float, text: str) -> None:
 )
 def test_bytes_are_decimal(count: float, text: str) -> None:
     assert console.format_bytes(count) == text
+
+
+@pytest.mark.parametrize(("count", "text"), [(512, "512 B"), (2**20, "1.00 MiB"), (24 * 2**30, "24.0 GiB")])
+def test_memory_is_binary(count: int, text: str) -> None:
+    assert console.format_memory(count) == text
 
 
 def test_console_survives_a_stream_that_cannot_spell(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from advisor.base import Range
 from advisor.errors import AdvisorError
-from advisor.report.console import format_bytes, format_number, format_range
+from advisor.report.console import format_bytes, format_memory, format_number, format_range
 from advisor.report.document import (
     Command,
     Compared,
@@ -128,7 +128,7 @@ def recommendation_tables(recommendation: Recommendation) -> tuple[Table, ...]:
                     format_range(o.speedup, "x"),
                     f"{o.probability_faster:.0%}",
                     str(o.draft_max) if o.methods else "",
-                    format_bytes(o.memory_total),
+                    format_memory(o.memory_total),
                     format_bytes(o.download_bytes) if o.download_bytes else "",
                 )
                 for o in r.options

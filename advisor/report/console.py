@@ -64,6 +64,16 @@ def format_bytes(count: float) -> str:
     return f"{format_number(size)} TB"
 
 
+def format_memory(count: float) -> str:
+    """Bytes of memory in binary units, as cards are sold and llama.cpp prints them: ``23.5 GiB``."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1023.5:
+            return f"{size:.0f} B" if unit == "B" else f"{format_number(size)} {unit}"
+        size /= 1024
+    return f"{format_number(size)} TiB"
+
+
 def format_number(value: float, digits: int = 3) -> str:
     """``value`` with ``digits`` significant digits and no exponent: ``7.09``, ``40.1``, ``1280``."""
     if value != value or value in (float("inf"), float("-inf")):

@@ -13,6 +13,7 @@ from advisor.base import Range
 from advisor.report.console import (
     format_bytes,
     format_figure,
+    format_memory,
     format_number,
     format_range,
     kind_note,
@@ -89,6 +90,7 @@ def _environment() -> Any:
         range=format_range,
         ends=_ends,
         bytes=format_bytes,
+        memory=format_memory,
         number=format_number,
         figure=format_figure,
         kind_note=kind_note,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from advisor.report.console import format_bytes, format_figure, format_number, format_range
+from advisor.report.console import format_figure, format_memory, format_number, format_range
 from advisor.report.document import Report, Sheet
 from advisor.report.terminal import METHOD_NAMES, round_rows, title_of, verdict_words
 from advisor.text import clean
@@ -67,7 +67,7 @@ def _side_by_side(report: Report) -> list[str]:
         rows.append([
             str(number), _pair(sheet), f"{escape(p.hardware, 80)}, {p.backend}", verdict_words(p)[0],
             format_range(p.speedup, "x"), format_range(p.baseline_tps), format_range(p.speculative_tps),
-            str(p.best.draft_max or "none"), format_bytes(p.memory.total),
+            str(p.best.draft_max or "none"), format_memory(p.memory.total),
         ])  # fmt: skip
     header = ["", "pair", "machine", "verdict", "speedup", "without, tok/s", "with, tok/s", "best k", "memory"]
     return ["## Side by side", "", *table(header, rows)]
@@ -98,7 +98,7 @@ def _sheet(sheet: Sheet) -> list[str]:
         ["break-even acceptance", f"{100 * even:.0f} %" if even is not None else "none: it loses at any rate"],
         ["one round", f"{p.round.cost:.2f} decode steps = {format_number(p.round.milliseconds)} ms: "
          + ", ".join(f"{name} {value:.2f}" for name, value in round_rows(p))],
-        ["memory", f"{format_bytes(p.memory.total)} for a context of {p.memory.context}"],
+        ["memory", f"{format_memory(p.memory.total)} for a context of {p.memory.context}"],
         ["tokenizer", escape(p.tokenizer.reason)],
     ]  # fmt: skip
     lines += ["", *table(["", ""], facts)]

@@ -12,8 +12,8 @@ from advisor.base import Range
 from advisor.report.console import (
     argument,
     command_line,
-    format_bytes,
     format_figure,
+    format_memory,
     format_number,
     format_range,
     format_speedup,
@@ -70,9 +70,9 @@ def verdict_words(prediction: Prediction) -> tuple[str, str]:
         return "Will not run", p.tokenizer.reason if p.tokenizer.compatible is False else _first(p.reasons)
     tight = [d for d in p.memory.devices if d.fits is False]
     if tight and tight[0].capacity is not None:
-        need, have = format_bytes(tight[0].need), format_bytes(tight[0].capacity)
+        need, have = format_memory(tight[0].need), format_memory(tight[0].capacity)
         return "Does not fit", f"{tight[0].device} would need {need} and has {have}; if it fitted: {ratio}."
-    return "Does not fit", f"{format_bytes(p.memory.total)} needed; if it fitted: {ratio}."
+    return "Does not fit", f"{format_memory(p.memory.total)} needed; if it fitted: {ratio}."
 
 
 def _first(reasons: tuple[str, ...]) -> str:
@@ -324,11 +324,11 @@ def _facts(p: Prediction, ascii_only: bool) -> Table:
 
 def _memory(p: Prediction) -> str:
     m = p.memory
-    kv = f"{format_bytes(m.target_kv + m.draft_kv)} cache for {m.context} tokens"
-    weights = f"{format_bytes(m.target_weights + m.draft_weights)} weights"
+    kv = f"{format_memory(m.target_kv + m.draft_kv)} cache for {m.context} tokens"
+    weights = f"{format_memory(m.target_weights + m.draft_weights)} weights"
     fits = {True: "fits", False: "does not fit", None: "capacity not known"}[m.fits]
-    room = [f" of {format_bytes(d.capacity)}" for d in m.devices if d.capacity is not None]
-    return f"{format_bytes(m.total)}{room[0] if len(m.devices) == 1 and room else ''}, {fits} ({weights}, {kv})"
+    room = [f" of {format_memory(d.capacity)}" for d in m.devices if d.capacity is not None]
+    return f"{format_memory(m.total)}{room[0] if len(m.devices) == 1 and room else ''}, {fits} ({weights}, {kv})"
 
 
 def _provenance(p: Prediction, width: int, ascii_only: bool, limit: int | None) -> Table:
