@@ -9,7 +9,7 @@ from advisor.base import Figure
 from advisor.hardware.bandwidth import Streaming, assumed_bandwidth
 from advisor.hardware.facts import GIB, Facts, GpuFacts, backend_of, memory_bandwidth
 from advisor.hardware.machine import Backend, Device, Hardware
-from advisor.hardware.profiles import DEFAULT_LINK, default_backend, devices, recognise
+from advisor.hardware.profiles import DEFAULT_LINK, candidates, default_backend, devices, recognise
 from advisor.text import clean
 
 _SOFTWARE = re.compile(r"llvmpipe|lavapipe|swiftshader|softpipe|microsoft basic", re.IGNORECASE)
@@ -79,6 +79,12 @@ def assemble(facts: Facts, streaming: Streaming | None = None) -> Hardware:
     )
 
 
+def _board(facts: Facts) -> Device | None:
+    """The profile of a board that its firmware names ("Raspberry Pi 5 Model B Rev 1.0")."""
+    name = re.sub(r"(?i)\s+(model|rev|developer|engineering|reference)\b.*", "", facts.board)
+    return recognise(name) if name else None
+
+
 def _memory(facts: Facts) -> Figure | None:
     total = facts.memory
     source = "total memory of the system"
@@ -89,8 +95,7 @@ def _memory(facts: Facts) -> Figure | None:
 
 def _cpu(facts: Facts, streaming: Streaming | None, said: list[str]) -> Device:
     cores = usable_cores(facts)
-    known = recognise(facts.board) if facts.board else None
-    known = known or (recognise(facts.cpu.name) if facts.cpu.name else None)
+    known = _board(facts) or (recognise(facts.cpu.name.split(" - ")[0]) if facts.cpu.name else None)
     update: dict[str, object] = {"memory": _memory(facts), "cores": max(1, round(cores))}
     bandwidth = _cpu_bandwidth(facts, streaming, cores, known, said)
     if cores < facts.cpu.cores:
@@ -156,6 +161,10 @@ def _gpus(facts: Facts, cpu: Device, said: list[str]) -> list[Device]:
             device = _gpu(gpu, facts, cpu, said)
             if device:
                 described.append(device)
+    board = _board(facts)
+    if not described and board is not None and board.is_unified:
+        # A Jetson whose driver answers nothing is still a Jetson.
+        described.append(_unified(board, GpuFacts(name=board.name, source="board"), facts, cpu, said))
     return described
 
 
@@ -163,13 +172,16 @@ def _gpu(gpu: GpuFacts, facts: Facts, cpu: Device, said: list[str]) -> Device | 
     label = gpu.name
     if gpu.cores and gpu.vendor == "Apple":
         label = f"{gpu.name} ({gpu.cores}-core GPU)"
-    known = recognise(label, gpu.memory / GIB if gpu.memory else None)
-    if known is None and gpu.vendor == "Apple":
-        known = recognise(gpu.name)
+    size = gpu.memory / GIB if gpu.memory else None
+    possible = candidates(label, size) or candidates(gpu.name, size)
+    known = possible[0] if possible else None
+    if known is not None and len(possible) > 1:
+        others = ", ".join(device.name for device in possible[1:4])
+        said.append(f"{clean(gpu.name, 80)} may be {known.name}, {others}: {known.name} is assumed.")
     if known is None and (gpu.integrated is not False) and gpu.vendor in ("AMD", "Intel", ""):
         known = _by_processor(facts)
-    if known is None and facts.board:
-        known = recognise(facts.board) if gpu.memory is None else None
+    if known is None and gpu.memory is None:
+        known = _board(facts)
     if known is not None and known.is_unified:
         return _unified(known, gpu, facts, cpu, said)
     name = clean(gpu.name, 80)

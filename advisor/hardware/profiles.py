@@ -461,22 +461,44 @@ def _split(text: str) -> list[_Match]:
 
 
 def recognise(description: str, memory: float | None = None) -> Device | None:
-    """The device that a driver's or engine's product name means; None if there is none or it is not clear which.
+    """The first of :func:`candidates`, None if there is none."""
+    return next(iter(candidates(description, memory)), None)
 
-    ``memory`` [GB] chooses between versions of a card that share one name.
+
+def candidates(description: str, memory: float | None = None) -> tuple[Device, ...]:
+    """Devices that a driver's, engine's or PCI database's product name may mean, the likeliest first.
+
+    ``memory`` [GB] chooses between cards that share a name: a 10 and a 12 GB version, or "RX 7900 XT/7900 XTX".
     """
-    outside = re.sub(r"\((?!R\)|TM\)|tm\)|r\))[^)]*\)", " ", description)
-    for text in (description, outside):
-        query = _reduce(text)
-        exact = [e for e in _index() if e.query.key == query.key and e.query.words]
-        slugs = {slug for entry in exact for slug in entry.targets}
-        if memory is not None and len(slugs) > 1:
-            slugs = {slug for slug in slugs if _near(devices()[slug], memory)} or slugs
+    plain = re.sub(r"(?i)\((r|tm)\)", "", description)
+    # Vulkan drivers put the chip in brackets: "AMD Radeon Graphics (RADV GFX1151)".
+    inside = [re.sub(r"(?i)\bradv\b|_", " ", part) for part in re.findall(r"\(([^)]*)\)", plain)]
+    for text in (plain, re.sub(r"\([^)]*\)", " ", plain), *inside):
+        slugs = list(dict.fromkeys(slug for name in _alternatives(text) for slug in _named(name)))
         known = [devices()[slug] for slug in slugs]
-        measured = [device for device in known if device.bandwidth] or known
-        if len(measured) == 1:
-            return measured[0]
-    return None
+        if memory is not None:
+            known = [device for device in known if _near(device, memory)] or known
+        usable = tuple(device for device in known if device.bandwidth)
+        if usable:
+            return usable
+    return ()
+
+
+def _named(text: str) -> list[str]:
+    query = _reduce(text)
+    exact = [entry for entry in _index() if query.words and entry.query.key == query.key]
+    exact.sort(key=lambda entry: len(entry.targets), reverse=True)  # families know which is likeliest
+    return [slug for entry in exact for slug in entry.targets]
+
+
+def _alternatives(text: str) -> list[str]:
+    """ "Radeon RX 7900 XT/7900 XTX" as two names; other texts as they are."""
+    parts = text.split("/")
+    if len(parts) == 1 or len(parts) > 8:
+        return [text]
+    first = re.match(r"\D*", parts[0])
+    prefix = first[0] if first else ""
+    return [text, parts[0], *(name for part in parts[1:] for name in (part, f"{prefix}{part}"))]
 
 
 def _near(device: Device, memory: float) -> bool:
