@@ -186,7 +186,7 @@ def _label(budget: Footprint, item: Item) -> str:
 
 
 def _gb(nbytes: float) -> str:
-    return f"{nbytes / GIB:.1f} GB"
+    return f"{nbytes / GIB:.1f} GiB"
 
 
 def _advice(budget: Footprint, devices: tuple[DeviceMemory, ...]) -> tuple[str, ...]:
