@@ -197,7 +197,7 @@ def confirmation_tables(confirmation: Confirmation) -> tuple[Table, ...]:
     c = confirmation
     lengths = Table(
         title="Measured by draft length",
-        note=f"{c.engine}, {c.created}. Speedup and round cost with their 95 % intervals.",
+        note=f"{c.engine}, build {c.build}, {c.created}. Speedup and round cost with their 95 % intervals.",
         header=(
             "k",
             "speedup",
