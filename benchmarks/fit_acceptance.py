@@ -5,7 +5,7 @@
 The model is described in ``advisor/speculation/acceptance.py``. Variances are found by maximising the marginal
 likelihood (Gaussian, with log-normal priors that keep sparse groups sane); position offsets enter linearised and are
 iterated to a fixed point. Rows with trust "low", test rows, runs without a stated acceptance and runs gated by
-``p_min`` are left out; the gate has a fit of its own. Needs numpy and scipy.
+``p_min`` are left out. Needs numpy and scipy.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.optimize import least_squares, minimize
+from scipy.optimize import minimize
 
 from advisor.speculation.acceptance import POSITIONS, family_of, observe, row
-from advisor.speculation.conversions import logit, positions_from_theta, survival
+from advisor.speculation.conversions import positions_from_theta, survival
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -279,28 +279,6 @@ def fit(runs: Sequence[Run], sd: dict[str, float] | None = None, rounds: int = 4
     return Fit(names, mean, covariance, sds, offsets, noise)
 
 
-GATED_ROWS = "rows with p_min > 0 and an ungated row of the same setup and draft length"
-
-
-def fit_gate(table: Path) -> tuple[float, float, int]:
-    """Fit logit(acceptance at p_min) = logit(acceptance at 0) + b * p_min^c; returns b, c and the rows used."""
-    with table.open(encoding="utf-8", newline="") as file:
-        rows = [r for r in csv.DictReader(file) if r["acceptance"] and r["draft_max"] and r["trust"] != "low"]
-    free: dict[tuple[str, str], list[float]] = {}
-    for r in rows:
-        if float(r["p_min"] or 0) == 0 and r["usable_for"] not in ("test", "avoid"):
-            free.setdefault((r["setup"], r["draft_max"]), []).append(logit(float(r["acceptance"])))
-    points = []
-    for r in rows:
-        p = float(r["p_min"] or 0)
-        base = free.get((r["setup"], r["draft_max"]))
-        if p > 0 and base and r["usable_for"] not in ("test", "avoid"):
-            points.append((p, logit(float(r["acceptance"])) - sum(base) / len(base)))
-    p, dy = np.array(points).T
-    found = least_squares(lambda v: v[0] * p ** v[1] - dy, [2.0, 1.2], loss="soft_l1")
-    return float(found.x[0]), float(found.x[1]), len(points)
-
-
 def evidence(runs: Iterable[Run]) -> list[list[object]]:
     """Counts by method, family, target, draft, task and author."""
     counts = Counter((r.method, r.family, r.target, r.draft, r.task, r.author) for r in runs)
@@ -338,7 +316,6 @@ def main() -> None:
     families, active = read_models(args.models)
     runs = read_runs(args.table, families, active)
     found = fit(runs)
-    b, c, gate_rows = fit_gate(args.table)
     used = {r.target for r in runs}
     document = {
         "about": "Posterior of the acceptance model in advisor/speculation/acceptance.py, written by "
@@ -346,8 +323,6 @@ def main() -> None:
         "runs": len(runs),
         "sources": len({r.author for r in runs}),
         **posterior(found),
-        "gate": [round(b, 3), round(c, 3)],
-        "gate_rows": gate_rows,
         "families": dict(sorted(families.items())),
         "evidence": evidence(runs),
         "ngram": NGRAM,
@@ -361,7 +336,6 @@ def main() -> None:
     for n, v, s in zip(found.names, found.mean, np.sqrt(np.diag(found.covariance)), strict=True):
         if _kind(n) not in ("setup", "prompt", "mix", "step", "stepped"):
             print(f"{v:+.2f} +- {s:.2f}  {n}")
-    print("gate", b, c, gate_rows)
 
 
 def dump(document: dict[str, Any]) -> str:

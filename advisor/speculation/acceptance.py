@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
-from advisor.base import Frozen, Range
+from advisor.base import Range
 from advisor.errors import InputError
 from advisor.models.description import ModelDescription
 from advisor.speculation.conversions import (
@@ -59,22 +60,19 @@ class Evidence(NamedTuple):
     runs: int
 
 
-class OwnRun(Frozen):
-    """One observation of the user's own: counters of a run (or several pooled) of this pair on this task."""
+class OwnRun(NamedTuple):
+    """The user's own runs of one pair on one task at one draft length, pooled: counters of ``runs`` runs."""
 
     method: str
     target: str
-    family: str
+    """Name of the model file, or a catalogue slug."""
     draft: str
     task: str
-    temperature: float
     draft_max: int
     drafted: int
     accepted: int
     runs: int = 1
-    target_bits: float = 16.0
-    draft_bits: float = 16.0
-    log_ratio: float = 1.0
+    temperature: float = 0.0
 
 
 class Model(NamedTuple):
@@ -90,7 +88,6 @@ class Model(NamedTuple):
     ngram: dict[str, list[float]]
     ngram_runs: dict[str, list[int]]
     families: dict[str, str]
-    gate: tuple[float, float]
 
 
 class Query(NamedTuple):
@@ -135,7 +132,6 @@ def parse(raw: Any) -> Model:
         ngram=raw["ngram"],
         ngram_runs=raw["ngram_runs"],
         families=raw["families"],
-        gate=(raw["gate"][0], raw["gate"][1]),
     )
 
 
@@ -157,10 +153,18 @@ def family_of(slug: str, families: dict[str, str]) -> str:
 
 def slug_of(description: ModelDescription) -> str:
     """Catalogue slug, else the model's name in the catalogue's spelling."""
-    if description.catalogue_slug:
-        return description.catalogue_slug
-    name = description.name.lower().replace("_", "-").replace(" ", "-")
-    return re.sub(r"-(instruct|it|chat|gguf|hf|f16|bf16|ud|(iq|q)\d[\w-]*|mxfp4|nvfp4)(?=-|$)", "", name).strip("-")
+    return description.catalogue_slug or slug_of_name(description.name)
+
+
+_SUFFIX = re.compile(
+    r"[-.](?:instruct|it|chat|gguf|hf|ud|f16|f32|bf16|mxfp4|nvfp4|i?q\d[\w-]*|\d{5}-of-\d{5})(?=[-.]|$)"
+)
+
+
+@lru_cache(maxsize=1024)
+def slug_of_name(name: str) -> str:
+    """``SmolLM2-135M-Instruct.Q4_1.gguf`` in the spelling of the catalogue: ``smollm2-135m``."""
+    return _SUFFIX.sub("", name.lower().replace("_", "-").replace(" ", "-").replace(":", "-")).strip("-.")
 
 
 def bits_per_weight(description: ModelDescription) -> float:
@@ -245,20 +249,31 @@ def _covariance(a: Effects, b: Effects, m: Model) -> float:
     return total
 
 
-def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
-    """Solve a small symmetric positive definite system by Cholesky."""
-    n = len(right)
+def _cholesky(matrix: list[list[float]]) -> list[list[float]]:
+    """Lower factor of a small symmetric positive definite matrix."""
+    n = len(matrix)
     low = [[0.0] * n for _ in range(n)]
     for i in range(n):
         for j in range(i + 1):
             s = matrix[i][j] - sum(low[i][x] * low[j][x] for x in range(j))
             low[i][j] = math.sqrt(max(s, 1e-12)) if i == j else s / low[j][j]
-    y = [0.0] * n
-    for i in range(n):
-        y[i] = (right[i] - sum(low[i][x] * y[x] for x in range(i))) / low[i][i]
+    return low
+
+
+def _forward(low: list[list[float]], right: Sequence[float]) -> list[float]:
+    """low^-1 right."""
+    out: list[float] = []
+    for i, value in enumerate(right):
+        out.append((value - sum(low[i][x] * out[x] for x in range(i))) / low[i][i])
+    return out
+
+
+def _backward(low: list[list[float]], right: Sequence[float]) -> list[float]:
+    """low^-T right."""
+    n = len(right)
     out = [0.0] * n
     for i in reversed(range(n)):
-        out[i] = (y[i] - sum(low[x][i] * out[x] for x in range(i + 1, n))) / low[i][i]
+        out[i] = (right[i] - sum(low[x][i] * out[x] for x in range(i + 1, n))) / low[i][i]
     return out
 
 
@@ -289,11 +304,23 @@ def estimate(
     Raises:
         InputError: ``k`` below 1.
     """
-    if k < 1:
-        raise InputError(f"The draft length must be at least 1, got {k}.")
     own = tuple(results) if results is not None else own_runs()
-    base = _latent(query(target, draft, method, task, temperature), own)
-    return at_length(base, k)
+    q = query(target, draft, method, task, temperature)
+    if own:
+        own = tuple(_renamed(o, target, draft, q) for o in own)
+    return at_length(_latent(q, own), k)
+
+
+def _renamed(o: OwnRun, target: ModelDescription, draft: ModelDescription | None, q: Query) -> OwnRun:
+    """The run under the names of the question if it used the same files: a file may be recognised by its content."""
+    return o._replace(
+        target=q.target if _same_file(o.target, target) else o.target,
+        draft=q.draft if draft is not None and _same_file(o.draft, draft) else o.draft,
+    )
+
+
+def _same_file(name: str, model: ModelDescription) -> bool:
+    return name == model.name or any(re.split(r"[/\\]", f)[-1] == name for f in model.files)
 
 
 def query(
@@ -329,17 +356,13 @@ def _latent(q: Query, own: tuple[OwnRun, ...]) -> AcceptanceEstimate:
         # Nothing is known of the text: it may be any task.
         effects = (*effects, ("task:of the next", 1.0))
     mean, variance = _moments(effects, m)
-    mine = [o for o in own if o.method == q.method]
+    mine = tuple(o for o in own if o.method == q.method)[-_OWN_LIMIT:]
     if mine:
-        rows = [_own_row(o) for o in mine]
-        gram = [[_covariance(a, b, m) for b in rows] for a in rows]
-        seen = [_own_theta(o, m) for o in mine]
-        for i, (_, noise) in enumerate(seen):
-            gram[i][i] += noise
+        rows, low, weights = _own_system(mine, q.method)
         cross = [_covariance(effects, r, m) for r in rows]
-        residual = [theta - _moments(r, m)[0] for (theta, _), r in zip(seen, rows, strict=True)]
-        mean += sum(c * w for c, w in zip(cross, _solve(gram, residual), strict=True))
-        variance -= sum(c * w for c, w in zip(cross, _solve(gram, cross), strict=True))
+        mean += sum(c * w for c, w in zip(cross, weights, strict=True))
+        half = _forward(low, cross)
+        variance -= sum(h * h for h in half)
     sd = math.sqrt(max(variance, 1e-6))
     offsets = m.offsets.get(q.method, m.offsets["default"])
     kind, evidence = _provenance(q, mine, m)
@@ -382,27 +405,43 @@ def _task(name: str) -> Task:
     return name  # type: ignore[return-value]  # came in as a Task
 
 
-def _own_row(o: OwnRun) -> Effects:
+_OWN_LIMIT = 24
+"""Newest groups of own runs that are used; the cost grows with the square."""
+
+
+@lru_cache(maxsize=64)
+def _own_system(mine: tuple[OwnRun, ...], method: str) -> tuple[list[Effects], list[list[float]], list[float]]:
+    """Design rows of own runs, the Cholesky factor of their covariance, and covariance^-1 times their residuals."""
+    m = model()
+    offsets = m.offsets.get(method, m.offsets["default"])
+    rows = [_own_row(o, m) for o in mine]
+    seen = [
+        observe(o.accepted, o.drafted, o.draft_max, offsets, m.sd["noise"] / math.sqrt(max(o.runs, 1))) for o in mine
+    ]
+    gram = [[_covariance(a, b, m) for b in rows] for a in rows]
+    for i, (_, noise) in enumerate(seen):
+        gram[i][i] += noise
+    low = _cholesky(gram)
+    residual = [theta - _moments(r, m)[0] for (theta, _), r in zip(seen, rows, strict=True)]
+    return rows, low, _backward(low, _forward(low, residual))
+
+
+def _own_row(o: OwnRun, m: Model) -> Effects:
+    slug = slug_of_name(o.target)
     return row(
         o.method,
-        o.family,
-        o.target,
-        o.draft,
+        family_of(slug, m.families),
+        slug,
+        slug_of_name(o.draft) if o.draft else "",
         o.task or None,
         o.temperature,
-        o.target_bits,
-        o.draft_bits,
-        o.log_ratio,
+        16.0,
+        16.0,
+        1.0,
         author="you",
         setup="this one",
         prompt=f"own {o.task}",
     )
-
-
-def _own_theta(o: OwnRun, m: Model) -> tuple[float, float]:
-    """Theta that the counters of own runs show, and the variance of that figure."""
-    offsets = m.offsets.get(o.method, m.offsets["default"])
-    return observe(o.accepted, o.drafted, o.draft_max, offsets, m.sd["noise"] / math.sqrt(max(o.runs, 1)))
 
 
 def observe(accepted: float, drafted: float, k: int, offsets: Sequence[float], noise: float) -> tuple[float, float]:
@@ -423,7 +462,7 @@ def observe(accepted: float, drafted: float, k: int, offsets: Sequence[float], n
 
 
 def _provenance(q: Query, mine: Sequence[OwnRun], m: Model) -> tuple[Kind, str]:
-    pair = [o for o in mine if (o.target, o.draft) == (q.target, q.draft)]
+    pair = [o for o in mine if (slug_of_name(o.target), slug_of_name(o.draft)) == (q.target, q.draft)]
     same = [e for e in m.evidence if e.method == q.method]
     exact = [e for e in same if e.target == q.target and e.draft == q.draft]
     runs = sum(e.runs for e in same)
@@ -459,8 +498,53 @@ def _nearness(e: Evidence, q: Query) -> tuple[bool, bool, bool, bool, int]:
 
 
 def own_runs() -> tuple[OwnRun, ...]:
-    """The user's own runs from the results file; empty if there are none (or no such file)."""
-    return ()
+    """The user's own runs from the results file, oldest first; empty if there are none.
+
+    Runs with a forced acceptance say nothing about content and are left out, as are records that cannot be read.
+    """
+    path = _results_file(os.environ.get("ADVISOR_DATA_DIR"))
+    try:
+        status = os.stat(path)
+    except OSError:
+        return ()
+    return _own_runs(path, status.st_mtime_ns, status.st_size)
+
+
+@lru_cache(maxsize=8)
+def _results_file(chosen: str | None) -> str:
+    del chosen  # part of the key only: the folder depends on it
+    from advisor.llamacpp.results import FILE_NAME, data_dir
+
+    return str(data_dir() / FILE_NAME)
+
+
+@lru_cache(maxsize=4)
+def _own_runs(path: str, modified: int, size: int) -> tuple[OwnRun, ...]:
+    from pathlib import Path
+
+    from advisor.errors import AdvisorError
+    from advisor.llamacpp.results import read_results
+
+    pooled: dict[tuple[str, str, str, str, int], list[int]] = {}
+    try:
+        records = read_results(Path(path))
+    except AdvisorError:
+        return ()
+    for record in records:
+        if record.forced_acceptance is not None or record.method == "none":
+            continue
+        for measurement in record.measurements:
+            for prompt in measurement.prompts:
+                if prompt.drafted <= 0:
+                    continue
+                key = (record.method, record.target, record.draft or "", prompt.task or "", measurement.draft_max)
+                sums = pooled.pop(key, [0, 0, 0])  # re-inserted at the end: newest last
+                pooled[key] = [
+                    sums[0] + prompt.drafted,
+                    sums[1] + prompt.accepted,
+                    sums[2] + 1,
+                ]
+    return tuple(OwnRun(*key, *sums) for key, sums in pooled.items())
 
 
 def given(rate: float, k: int, method: Method | None = None) -> AcceptanceEstimate:
