@@ -6,6 +6,7 @@ import io
 import json
 import re
 import shlex
+import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -41,8 +42,8 @@ def printed(item: object, width: int = 80, encoding: str = "utf-8", colour: bool
 def test_screen_fits_its_width_and_says_everything(width: int, encoding: str) -> None:
     text = printed(terminal.prediction_screen(prediction()), width, encoding)
     lines = text.splitlines()
-    assert all(len(line) <= width for line in lines if not line.startswith("Prove it:"))
-    assert len(lines) <= 48
+    assert all(len(line) <= width for line in lines if not line.startswith("  advisor confirm"))
+    assert len(lines) <= (48 if width >= 72 else 52)
     assert "FASTER: 1.58x" in text
     for needle in ("7.09", "11.2", "0.31", "1.42", "0.12", "29 %", "29.3 GiB", "89.4 GiB", "published", "product page"):
         assert needle in text, needle
@@ -102,17 +103,28 @@ def test_no_control_character_of_a_name_reaches_the_terminal(encoding: str) -> N
 def test_printed_command_passes_the_name_and_nothing_else() -> None:
     p = prediction()
     name = "it's $(touch pwned) `x` | y; z"
-    command = terminal.confirm_command(p.model_copy(update={"target": p.target.model_copy(update={"reference": name})}))
-    assert shlex.split(command)[:3] == ["advisor", "confirm", name]
-    assert shlex.split(terminal.confirm_command(p)) == [
-        "advisor", "confirm", "qwen3.5-27b:Q8_0", "qwen3.5-2b:Q8_0", "--draft-max", "3",
-    ]  # fmt: skip
+    for reference in (name, HOSTILE, "--json", "a b.gguf"):
+        local = p.target.model_copy(update={"reference": reference, "source": "gguf"})
+        command = terminal.confirm_command(p.model_copy(update={"target": local}))
+        shown = subprocess.run(
+            ["bash", "-c", f"advisor() {{ printf '%s\\0' \"$@\"; }}; {command}"], capture_output=True, check=True
+        )
+        expected = f"./{reference}" if reference.startswith("-") else reference
+        assert shown.stdout.decode().split("\0") == [
+            "confirm", expected, "Qwen3.5-2B-Q8_0.gguf", "--draft-max", "3", "",
+        ]  # fmt: skip
+        assert not [c for c in command if ord(c) < 32]
 
 
-def test_a_name_like_an_option_stays_a_file() -> None:
+def test_what_is_not_on_this_disk_is_said_before_the_command() -> None:
     p = prediction()
-    dashed = p.model_copy(update={"target": p.target.model_copy(update={"reference": "--json"})})
-    assert shlex.split(terminal.confirm_command(dashed))[2] == "./--json"
+    assert shlex.split(terminal.confirm_command(p)) == [
+        "advisor", "confirm", "Qwen3.5-27B-Q8_0.gguf", "Qwen3.5-2B-Q8_0.gguf", "--draft-max", "3",
+    ]  # fmt: skip
+    assert "once the files are here" in terminal.proof(p)
+    assert p.draft is not None
+    here = {name: m.model_copy(update={"source": "gguf"}) for name, m in (("target", p.target), ("draft", p.draft))}
+    assert terminal.proof(p.model_copy(update=here)) == "Prove it"
 
 
 @given(

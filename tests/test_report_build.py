@@ -155,5 +155,5 @@ def test_commands_of_a_sheet_run_the_pair_and_its_baseline() -> None:
     assert "--spec-draft-n-max 2" in with_draft
     assert "-md" in with_draft
     assert "-md" not in without
-    assert prove.startswith("advisor confirm gpt-oss-120b:MXFP4 gpt-oss-20b:MXFP4")
+    assert prove.startswith("advisor confirm gpt-oss-120b-MXFP4.gguf gpt-oss-20b-MXFP4.gguf")
     assert {r.rule for r in built.rules} >= {"same-tokenizer", "active"}

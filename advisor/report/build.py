@@ -72,7 +72,7 @@ def commands(
 ) -> tuple[Command, ...]:
     """How to run the pair with llama-server, how to run it plain, and how to prove the prediction."""
     from advisor.advice.launch import NGRAM_METHODS, Run, command, place_of
-    from advisor.report.terminal import confirm_command
+    from advisor.report.terminal import confirm_command, proof
 
     p = prediction
     speculating = p.method != "none"
@@ -101,7 +101,7 @@ def commands(
             notes = f" ({' '.join(made.notes)})" if made.notes else ""
             found.append(Command(title=f"{title}{notes}:", text=made.text))
     if speculating and p.verdict not in ("incompatible", "does not fit"):
-        found.append(Command(title="Prove it on your machine:", text=confirm_command(p)))
+        found.append(Command(title=f"{proof(p)}, on your machine:", text=confirm_command(p)))
     return tuple(found)
 
 

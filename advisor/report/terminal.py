@@ -149,15 +149,32 @@ def chosen_lengths(prediction: Prediction, limit: int) -> list[CurvePoint]:
 
 
 def confirm_command(prediction: Prediction) -> str:
-    """The command that proves or refutes this prediction on the user's machine."""
+    """The command that proves or refutes this prediction on the user's machine.
+
+    Confirming takes files: a model that was named otherwise stands there under the name its file will probably have.
+    """
     p = prediction
-    words = ["advisor", "confirm", argument(p.target.reference)]
+    words = ["advisor", "confirm", _file(p.target)]
     if p.draft is not None and p.draft.reference != p.target.reference:
-        words.append(argument(p.draft.reference))
+        words.append(_file(p.draft))
     if p.method != "draft-simple":
         words += ["--method", p.method]
     words += ["--draft-max", str(p.draft_max)]
     return command_line(words)
+
+
+def _file(model: ModelSummary) -> str:
+    from advisor.advice.launch import ModelPlace, placeholder
+
+    if model.source == "gguf":
+        return argument(model.reference)
+    return placeholder(ModelPlace(kind="name", name=model.name, tag=model.quant))
+
+
+def proof(prediction: Prediction) -> str:
+    """Words before :func:`confirm_command`: whether it can be run as it stands."""
+    models = [m for m in (prediction.target, prediction.draft) if m is not None]
+    return "Prove it" if all(m.source == "gguf" for m in models) else "Prove it, once the files are here"
 
 
 class PredictionScreen:
@@ -237,7 +254,9 @@ def _prediction_parts(p: Prediction, width: int, ascii_only: bool, limit: int | 
         parts += [Text("Assumed", style="bold"), assumed, Text()]
     if p.verdict in ("faster", "slower", "too close to call") and p.method != "none":
         # Never wrapped or cut: a command with a line break in it is a wrong command once it is copied.
-        command = Text.assemble(("Prove it: ", "bold"), safe(confirm_command(p), 4000), no_wrap=True, overflow="ignore")
+        command = Text.assemble(
+            (f"{proof(p)}:\n  ", "bold"), safe(confirm_command(p), 4000), no_wrap=True, overflow="ignore"
+        )
         parts.append(command)
     return parts
 
@@ -363,6 +382,7 @@ __all__ = [
     "other_reasons",
     "pair_name",
     "prediction_screen",
+    "proof",
     "range_bar",
     "round_rows",
     "title_of",
