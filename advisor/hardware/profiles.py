@@ -231,6 +231,14 @@ def _index() -> tuple[_Entry, ...]:
     return tuple(e for e in entries if e.query.words)
 
 
+@lru_cache(maxsize=1)
+def _by_key() -> dict[str, tuple[_Entry, ...]]:
+    found: dict[str, list[_Entry]] = {}
+    for entry in _index():
+        found.setdefault(entry.query.key, []).append(entry)
+    return {key: tuple(entries) for key, entries in found.items()}
+
+
 class _Match(NamedTuple):
     device: Device
     assumptions: tuple[str, ...]
@@ -283,7 +291,7 @@ def _exact(text: str) -> _Match | None:
     query = _reduce(text)
     if not query.words:
         return None
-    entries = [e for e in _index() if e.query.key == query.key]
+    entries = _by_key().get(query.key, ())
     family = next((e for e in entries if len(e.targets) > 1), None)
     if slug in known and (known[slug].bandwidth or not family):
         return _pick(_Entry(query, (slug,), known[slug].name), query.memory)
@@ -443,6 +451,9 @@ def find(name: str) -> Hardware:
 
 
 def _split(text: str) -> list[_Match]:
+    exact = _exact(text) if re.search(r"[+,&]|\band\b", text) else None
+    if exact and exact.device.bandwidth:
+        return [exact]  # a name that holds such a sign itself
     if "+" in text and not re.search(r"\s\+\s", text):
         # "a+b" may be two devices or one product ("Ryzen AI Max+ 395").
         whole = _part(text)
@@ -486,8 +497,9 @@ def candidates(description: str, memory: float | None = None) -> tuple[Device, .
 
 def _named(text: str) -> list[str]:
     query = _reduce(text)
-    exact = [entry for entry in _index() if query.words and entry.query.key == query.key]
-    exact.sort(key=lambda entry: len(entry.targets), reverse=True)  # families know which is likeliest
+    exact = sorted(
+        _by_key().get(query.key, ()) if query.words else (), key=lambda entry: len(entry.targets), reverse=True
+    )  # families know which is likeliest
     return [slug for entry in exact for slug in entry.targets]
 
 
