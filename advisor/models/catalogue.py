@@ -115,6 +115,11 @@ def names() -> list[str]:
     return [*_models(), *_drafters()]
 
 
+def shape_row(slug: str) -> Row | None:
+    """The catalogue's row of a model."""
+    return _models().get(slug)
+
+
 def tokenizer_family(slug: str) -> str | None:
     """The vocabulary family of a catalogue entry, e.g. ``qwen3.5``."""
     row = _models().get(slug) or _target_of(slug)
@@ -307,7 +312,7 @@ def _described(
     core, mtp_bytes = _core(row["slug"], label, held)
     size = core.size_bytes - (0 if in_file else mtp_bytes) + _header_bytes(row["tokenizer_family"], row["vocab_size"])
     if label.startswith("UD-"):
-        _, exact = mixes.ud_bits(row["slug"], label, core.is_moe)
+        _, exact = mixes.ud_bits(row["slug"], label, row["gguf_arch"], core.is_moe, core.tied_head)
         origin = "that very file" if exact else "files of other models"
         assumptions += (f"bits per weight of {label} measured on {origin}",)
     return core.model_copy(

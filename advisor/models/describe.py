@@ -108,7 +108,7 @@ class _Reading:
             if marked:
                 self.notes.append("MTP tensors without nextn_predict_layers: llama.cpp will refuse the file")
             return (), marked
-        last = tuple(range(max(0, self.block_count - min(stated, self.block_count)), self.block_count))[-64:]
+        last = range(max(0, self.block_count - min(stated, 64)), self.block_count)
         real = tuple(i for i in last if i in self.blocks and "nextn.eh_proj.weight" in self.blocks[i].tensors)
         dead = tuple(i for i in last if i in self.blocks and i not in real)
         if not real:
@@ -314,7 +314,7 @@ class _Reading:
             return "per_layer_embedding"
         if base in ("position_embd", "token_types", "d2t", "t2d"):
             return "embedding"
-        if base.startswith("masked_embd"):
+        if base.startswith("masked_embd") or name.startswith(("v.", "mm.", "a.")):
             return "unused"
         if "norm" in base:
             return "norm"
@@ -442,6 +442,22 @@ class _Reading:
             own_head=head is not None or table is not None, own_embedding=table is not None,
         )  # fmt: skip
 
+    def note_refusals(self) -> None:
+        """Facts that make llama.cpp refuse or ignore parts of the file."""
+        needed = ["context_length", "embedding_length", "block_count"]
+        if any(self.attends(b) for b in self.blocks.values()):
+            needed.append("attention.head_count")
+        missing = [name for name in needed if self.key(name) not in self.header.keys]
+        norms = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
+        if not any(self.key(name) in self.header.keys for name in norms) and self.architecture in architectures.KNOWN:
+            missing.append(norms[0])
+        if missing:
+            self.notes.append(f"llama.cpp will refuse it: {', '.join(self.key(m) for m in missing)} missing")
+        if any(name.startswith(("v.", "mm.")) for name in self.loose):
+            self.notes.append(
+                "holds vision tensors too (Ollama's own conversion): llama.cpp wants them in an mmproj file"
+            )
+
     def label(self, name: str) -> str:
         """The file type as people call it."""
         named = _QUANT_NAME.search(name)
@@ -521,6 +537,8 @@ def describe_header(
         )
     if reading.architecture in architectures.NOT_MODELLED:
         reading.assume(f"{architectures.NOT_MODELLED[reading.architecture]} not modelled: memory and time approximate")
+    if kind == "model":
+        reading.note_refusals()
     table = reading.loose.get("output.weight") or reading.loose.get("token_embd.weight")
     width = reading.integer("embedding_length")
     if width is None and table and table.shape:

@@ -269,9 +269,7 @@ class _Reader:
             return
         size = self.source.size
         if end > size:
-            if end > size + MAX_HEADER:
-                self.fail(f"a length in the header reaches {end - size:,} bytes past the end of the file")
-            self.fail(f"the file ends inside its header, after {size:,} bytes", "Download it again.")
+            self.short(end - size, f"a length in the header reaches {end - size:,} bytes past the end of the file")
         if end > MAX_HEADER:
             self.fail(f"its header is longer than {MAX_HEADER >> 20} MiB", "No real model needs that.")
         while have < end:
@@ -280,6 +278,12 @@ class _Reader:
                 self.fail(f"the file ends inside its header, after {have:,} bytes", "Download it again.")
             self.buffer += data
             have = len(self.buffer)
+
+    def short(self, wanted: int, absurd: str) -> NoReturn:
+        """The file is too small for what its header says: cut off, or, if no real header wants so much, hostile."""
+        if wanted > MAX_HEADER:
+            self.fail(absurd)
+        self.fail(f"the file ends inside its header, after {self.source.size:,} bytes", "Download it again.")
 
     def number(self, code: str, width: int) -> int | float | bool:
         start = self.position
@@ -295,7 +299,7 @@ class _Reader:
         length = self.integer()
         start = self.position
         if length > self.source.size - start:
-            self.fail(f"the length of {what} ({length:,}) reaches past the end of the file")
+            self.short(length, f"the length of {what} ({length:,}) reaches past the end of the file")
         self.need(start + length)
         self.position = start + length
         return self.buffer[start : start + length].decode("utf-8", "replace")
@@ -304,7 +308,7 @@ class _Reader:
         """A count of things that take at least ``smallest`` bytes each."""
         n = self.integer()
         if n * smallest > self.source.size - self.position:
-            self.fail(f"it claims {n:,} {what}, more than its {self.source.size:,} bytes can hold")
+            self.short(n * smallest, f"it claims {n:,} {what}, more than its {self.source.size:,} bytes can hold")
         if n > most:
             self.fail(f"it claims {n:,} {what}", "No real model has so many.")
         return n

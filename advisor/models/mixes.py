@@ -285,54 +285,110 @@ def _group(name: str, tied: bool) -> str:
 
 
 class Measured(NamedTuple):
-    """Bits per weight by group of one real file; None where the file has no such group."""
+    """Bits per weight by group of one real file, without the tensors that no rule quantises (norms, routers).
+
+    ``odd`` are the groups with rows that are no multiple of 256: what they show holds for odd rows only.
+    """
 
     slug: str
     quant: str
+    architecture: str
     mixture: bool
+    tied: bool
     bits: dict[str, float]
+    odd: frozenset[str]
 
 
 @lru_cache(maxsize=1)
 def measured() -> tuple[Measured, ...]:
-    """The table of real files (``data/quant_bpw.csv``)."""
-    rows = []
+    """The UD files among the table of real files (``data/quant_bpw.csv``)."""
     with open(resource("data", "quant_bpw.csv"), newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            found = {g: float(row[f"bpw_{g}"]) for g in _GROUPS if row[f"bpw_{g}"]}
-            rows.append(Measured(row["slug"], row["quant"], "experts" in found, found))
-    return tuple(rows)
+        rows = [row for row in csv.DictReader(file) if row["quant"].startswith("UD-")]
+    return tuple(found for row in rows if (found := _freed(row)) is not None)
 
 
-def ud_bits(slug: str, quant: str, mixture: bool) -> tuple[dict[str, float], bool]:
-    """Bits per weight by group of a UD file, and whether that very file was measured.
+def _freed(row: dict[str, str]) -> Measured | None:
+    """A table row without the share of what stays in F32, which differs from model to model."""
+    from advisor.models.catalogue import shape_row
+    from advisor.models.shapes import shapes
 
-    Without a measurement: the mean over measured files of the same label and the same kind (mixture or dense);
-    a label nobody measured is placed by its base type with the excess seen in the other labels.
+    shape = shape_row(row["slug"])
+    if shape is None:
+        return None
+    tensors = shapes(shape, row["mtp_in_file"] == "1")
+    tied = all(name != "output.weight" for name, _ in tensors)
+    facts = Facts(shape["gguf_arch"], shape["block_count"], shape["expert_count"] or 0, 0, False)
+    shares = _Shares(tensors, tied, facts, row["quant"])
+    bits_of = {g: shares.free_bits(g, float(row[f"bpw_{g}"])) for g in _GROUPS if row[f"bpw_{g}"]}
+    return Measured(
+        slug=row["slug"],
+        quant=row["quant"],
+        architecture=shape["gguf_arch"],
+        mixture="experts" in bits_of,
+        tied=tied,
+        bits=bits_of,
+        odd=frozenset(g for g in bits_of if shares.odd[g] > 0.2 * shares.total[g]),
+    )
+
+
+class _Shares:
+    """Weights by group: all, those no rule quantises with the bits they take, and those in odd rows."""
+
+    def __init__(self, tensors: Sequence[tuple[str, tuple[int, ...]]], tied: bool, facts: Facts, label: str) -> None:
+        self.total: dict[str, float] = defaultdict(float)
+        self.kept: dict[str, float] = defaultdict(float)
+        self.spent: dict[str, float] = defaultdict(float)
+        self.odd: dict[str, float] = defaultdict(float)
+        for name, shape in tensors:
+            group, weights = _group(name, tied), 1.0
+            for n in shape:
+                weights *= n
+            self.total[group] += weights
+            pinned = quantised(name, shape) and _pinned(name, facts, label)
+            if pinned or not quantised(name, shape):
+                self.kept[group] += weights
+                self.spent[group] += weights * (32 if pinned else bits(kept_type(name, shape, label)))
+            elif shape[0] % 256:
+                self.odd[group] += weights
+
+    def free_bits(self, group: str, average: float) -> float:
+        """What the quantised weights of a group take if the whole group takes ``average`` bits per weight."""
+        free = self.total[group] - self.kept[group]
+        return (average * self.total[group] - self.spent[group]) / free if free else average
+
+
+def ud_bits(slug: str, quant: str, architecture: str, mixture: bool, tied: bool) -> tuple[dict[str, float], bool]:
+    """Bits per quantised weight by group of a UD file, and whether that very file was measured.
+
+    Without a measurement: the mean over measured files of the same label and kind, of the same architecture if
+    there are any. A group nobody measured is left out; for mixtures, whose dense parts UD files keep near Q8_0
+    whatever the label, a rule fills in.
     """
-    rows = [r for r in measured() if r.quant.startswith("UD-")]
+    rows = measured()
     for row in rows:
         if row.slug == slug and row.quant == quant:
             return row.bits, True
     like = [r for r in rows if r.quant == quant and r.mixture == mixture]
-    # a file whose experts could not take the named type (odd widths) says nothing about others
-    base = DEFAULT_TYPES[ud_base(quant) or "Q8_0"]
-    base_bits = bits(base)
-    like = [r for r in like if r.bits.get("experts", base_bits) < base_bits * 1.35 and "gpt-oss" not in r.slug]
+    family = architecture.removesuffix("moe")
+    like = [r for r in like if r.architecture.removesuffix("moe") == family] or like
     found: dict[str, float] = {}
+    if mixture:
+        base = bits(DEFAULT_TYPES[ud_base(quant) or "Q8_0"])
+        rich = base > 3.2
+        found = {
+            "token_embd": 8.5 if rich else 5.5, "output": 8.5 if base > 4 else 6.5625, "dense_blocks": 8.5,
+            "shared_experts": 8.5, "experts": base * (1.06 if base < 8 else 1.01),
+        }  # fmt: skip
+        if not rich:
+            found |= {"dense_blocks": 6.0, "shared_experts": 6.0}
     for group in _GROUPS:
-        values = [r.bits[group] for r in like if group in r.bits]
+        tables = group in ("token_embd", "output")
+        values = [
+            r.bits[group] for r in like if group in r.bits and group not in r.odd and (r.tied == tied or not tables)
+        ]
         if values:
             found[group] = sum(values) / len(values)
-    rich = 8.5 if base_bits > 4 else 6.5625
-    defaults = {
-        "token_embd": rich if mixture else min(8.5, base_bits + 1),
-        "output": rich if mixture else min(8.5, base_bits + 2),
-        "dense_blocks": 8.8 if mixture else min(8.9, base_bits * 1.09 + 0.4),
-        "experts": base_bits * 1.07,
-        "shared_experts": 8.6,
-    }
-    return {**defaults, **found}, False
+    return found, False
 
 
 class _Dealer:
@@ -376,42 +432,11 @@ def chooser(label: str, slug: str, facts: Facts, tensors: Sequence[tuple[str, tu
         values = sum(1 for name, shape in tensors if _category(name) == "v" and quantised(name, shape))
         rules = _Rules(label, facts, tied, values)
         return keep_native(rules.type_of)
-    mixture = facts.experts > 1
-    targets, _ = ud_bits(slug, label, mixture)
+    targets, _ = ud_bits(slug, label, facts.architecture, facts.experts > 1, tied)
     ladder = _I_LADDER if label.startswith(("UD-IQ", "UD-Q2")) else _K_LADDER
-
-    def table_type(shape: Sequence[int]) -> str:
-        return fitting("Q5_K" if targets.get("token_embd", 8.5) < 7 else "Q8_0", shape[0])
-
-    fixed: dict[str, float] = defaultdict(float)
-    spent: dict[str, float] = defaultdict(float)
-    total: dict[str, float] = defaultdict(float)
-    for name, shape in tensors:
-        weights = 1.0
-        for n in shape:
-            weights *= n
-        group = _group(name, tied)
-        total[group] += weights
-        if native and group == "experts":
-            continue
-        if not quantised(name, shape):
-            fixed[group] += weights
-            spent[group] += bits(kept_type(name, shape, label)) * weights
-        elif _pinned(name, facts, label):
-            fixed[group] += weights
-            spent[group] += 32 * weights
-        elif name == "per_layer_token_embd.weight":
-            fixed[group] += weights
-            spent[group] += bits(table_type(shape)) * weights
-    dealers: dict[str, _Dealer] = {}
-    for group in _GROUPS:
-        target = targets.get(group)
-        free = total[group] - fixed[group]
-        if target is None or free <= 0:
-            continue
-        # what stays in F32 (norms, routers, biases) is part of the measured average
-        dealers[group] = _Dealer((target * total[group] - spent[group]) / free, ladder)
-    fallback = _Dealer(targets.get("dense_blocks", 8.5), ladder)
+    dealers = {group: _Dealer(target, ladder) for group, target in targets.items()}
+    values = sum(1 for name, shape in tensors if _category(name) == "v" and quantised(name, shape))
+    plain = _Rules(ud_base(label) or "Q8_0", facts, tied, values)
 
     def choose(name: str, shape: Sequence[int]) -> str:
         if not quantised(name, shape):
@@ -419,10 +444,13 @@ def chooser(label: str, slug: str, facts: Facts, tensors: Sequence[tuple[str, tu
         if _pinned(name, facts, label):
             return "F32"
         if name == "per_layer_token_embd.weight":
-            return table_type(shape)
+            return fitting("Q5_K" if targets.get("token_embd", 8.5) < 7 else "Q8_0", shape[0])
+        dealer = dealers.get(_group(name, tied))
+        if dealer is None:
+            return plain.type_of(name, shape)
         weights = 1
         for n in shape:
             weights *= n
-        return dealers.get(_group(name, tied), fallback).deal(weights, shape[0])
+        return dealer.deal(weights, shape[0])
 
     return keep_native(choose)
