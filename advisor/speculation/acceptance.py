@@ -348,7 +348,11 @@ def query(
 
 @lru_cache(maxsize=512)
 def _latent(q: Query, own: tuple[OwnRun, ...]) -> AcceptanceEstimate:
-    m = model()
+    return infer(q, own, model())
+
+
+def infer(q: Query, own: Sequence[OwnRun], m: Model) -> AcceptanceEstimate:
+    """The posterior for a query, without a draft length yet; see :func:`at_length`."""
     if q.method in NGRAM:
         return _ngram(q, m)
     effects = row(*q, author="you", setup="this one", prompt="the next")
@@ -358,7 +362,7 @@ def _latent(q: Query, own: tuple[OwnRun, ...]) -> AcceptanceEstimate:
     mean, variance = _moments(effects, m)
     mine = tuple(o for o in own if o.method == q.method)[-_OWN_LIMIT:]
     if mine:
-        rows, low, weights = _own_system(mine, q.method)
+        rows, low, weights = _own_system(mine, q.method)  # of the shipped posterior
         cross = [_covariance(effects, r, m) for r in rows]
         mean += sum(c * w for c, w in zip(cross, weights, strict=True))
         half = _forward(low, cross)
@@ -381,11 +385,12 @@ def _latent(q: Query, own: tuple[OwnRun, ...]) -> AcceptanceEstimate:
 
 def _ngram(q: Query, m: Model) -> AcceptanceEstimate:
     """N-gram methods: whether they draft at all depends on the text alone, so published figures say little."""
-    share, theta, sd = m.ngram.get(q.task or "default", m.ngram["default"])
+    grounded = q.task in m.ngram
+    share, theta, sd = m.ngram[q.task] if grounded and q.task else m.ngram.get(q.method, m.ngram["default"])
     runs, sources = m.ngram_runs.get(q.method, [0, 0])
-    known = runs > 0 and (q.task or "default") not in m.ngram
+    known = runs > 0 and not grounded
     evidence = (
-        f"{runs} runs, {sources} source{'s' if sources != 1 else ''}: on ordinary prompts it almost never drafts"
+        f"{_count(runs, 'run')}, {_count(sources, 'source')}: on ordinary prompts next to nothing is accepted"
         if known
         else "assumed: depends on how much of the text repeats"
     )
@@ -470,12 +475,12 @@ def _provenance(q: Query, mine: Sequence[OwnRun], m: Model) -> tuple[Kind, str]:
     parts = []
     if mine:
         count = sum(o.runs for o in pair) or sum(o.runs for o in mine)
-        parts.append(f"{count} of your own runs{'' if pair else ' (other pairs)'}")
+        parts.append(f"{count} of your own runs{'' if pair else ' of other pairs'}")
     if same:
         nearest = max(same, key=lambda e: _nearness(e, q))
         name = nearest.target + (f" + {nearest.draft}" if nearest.draft else "")
         parts.append(
-            f"{runs} runs, {sources} source{'s' if sources != 1 else ''}, nearest: {name} "
+            f"{_count(runs, 'run')}, {_count(sources, 'source')}, nearest: {name} "
             f"{q.method.removeprefix('draft-')} on {nearest.task}"
         )
     if pair:
@@ -485,6 +490,10 @@ def _provenance(q: Query, mine: Sequence[OwnRun], m: Model) -> tuple[Kind, str]:
     if parts:
         return "fitted", "; ".join(parts)
     return "assumed", f"no run of {q.method} with a stated acceptance is known; a wide guess from the other methods"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _nearness(e: Evidence, q: Query) -> tuple[bool, bool, bool, bool, int]:

@@ -43,7 +43,8 @@ class Replay(Frozen):
     """Counters of one or several replayed requests.
 
     ``tokens`` generated, ``passes`` of the target after the first token of each request, ``rounds`` of these that
-    checked a draft, ``drafted`` and ``accepted`` as llama.cpp counts them (``draft_n``, ``draft_n_accepted``).
+    checked a draft, ``drafted`` and ``accepted`` as llama.cpp counts them (``draft_n``, ``draft_n_accepted``);
+    ``replayed`` of the passes only decoded accepted tokens again (recurrent and hybrid targets).
     """
 
     method: Method
@@ -53,6 +54,7 @@ class Replay(Frozen):
     rounds: int
     drafted: int
     accepted: int
+    replayed: int = 0
 
     @property
     def acceptance(self) -> float | None:
@@ -65,9 +67,16 @@ class Replay(Frozen):
         return (self.tokens - self.requests) / self.passes if self.passes else 1.0
 
     @property
+    def tokens_per_round(self) -> float:
+        """Tokens per round, with or without a draft; a replay belongs to its round."""
+        rounds = self.passes - self.replayed
+        return (self.tokens - self.requests) / rounds if rounds else 1.0
+
+    @property
     def draft_share(self) -> float:
-        """Share of passes that checked a draft."""
-        return self.rounds / self.passes if self.passes else 0.0
+        """Share of rounds that checked a draft."""
+        rounds = self.passes - self.replayed
+        return self.rounds / rounds if rounds else 0.0
 
     @property
     def drafted_per_round(self) -> float:
@@ -85,6 +94,7 @@ class Replay(Frozen):
             rounds=self.rounds + other.rounds,
             drafted=self.drafted + other.drafted,
             accepted=self.accepted + other.accepted,
+            replayed=self.replayed + other.replayed,
         )
 
 
@@ -477,7 +487,7 @@ def replay(
     one = state if state is not None else drafter(method, options)
     history = list(prompt)
     one.begin(history)
-    passes = rounds = drafted = accepted = 0
+    passes = rounds = drafted = accepted = replayed = 0
     done = min(1, len(output))  # the first token comes from the prompt's own pass
     while done < len(output):
         room = [context - len(history) - 2] if context is not None else []
@@ -499,6 +509,7 @@ def replay(
         if checkpoint and kept < len(draft):
             one.accept(kept + 1)
             passes += 1
+            replayed += 1
             gained += 1
         else:
             one.accept(kept)
@@ -512,6 +523,7 @@ def replay(
         rounds=rounds,
         drafted=drafted,
         accepted=accepted,
+        replayed=replayed,
     )
 
 

@@ -1,0 +1,239 @@
+"""All that can be said of a pair's acceptance: by task, in every form, with break-even, and n-grams on own text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+from advisor.base import Frozen, Range
+from advisor.errors import InputError
+from advisor.models.description import ModelDescription
+from advisor.speculation import acceptance as acceptances
+from advisor.speculation.conversions import calls_saved, mean_length, positions_from_acceptance, survival
+from advisor.speculation.ngram import METHODS, Options, Replay, replay_requests
+from advisor.speculation.prediction import AcceptanceEstimate, Method, Task
+
+if TYPE_CHECKING:
+    from advisor.hardware.machine import Setup
+    from advisor.speculation.vocabulary import Vocabulary
+
+SCHEMA_VERSION = 1
+TASKS: tuple[Task, ...] = get_args(Task)
+
+
+class TaskOutlook(Frozen):
+    """One kind of text. ``survival[i]`` = chance that the first i+1 drafts are all accepted.
+
+    The last four are None when no machine was given.
+    """
+
+    task: Task | None
+    acceptance: AcceptanceEstimate
+    survival: tuple[float, ...]
+    mean_accepted_length: Range
+    calls_saved: Range
+    """Share of target passes saved = share of the output that came from drafts."""
+    speedup: Range | None = None
+    probability_faster: float | None = None
+    break_even_acceptance: float | None = None
+    """Acceptance below which the pair loses; None = not even at 1 does it win."""
+    margin: float | None = None
+    """Median acceptance minus break-even; None if there is no break-even."""
+
+
+class ReplayOutlook(Frozen):
+    """An n-gram method replayed on the user's text of one task, with what it means on the machine."""
+
+    task: Task
+    replay: Replay
+    acceptance: float | None
+    mean_accepted_length: float
+    draft_share: float
+    drafted_per_round: float
+    speedup: Range | None = None
+
+
+class AcceptanceReport(Frozen):
+    """The answer of ``advisor acceptance``."""
+
+    schema_version: int = SCHEMA_VERSION
+    target: str
+    draft: str | None
+    method: Method
+    draft_max: int
+    temperature: float
+    hardware: str | None
+    tasks: tuple[TaskOutlook, ...]
+    replays: tuple[ReplayOutlook, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def overview(
+    target: ModelDescription,
+    draft: ModelDescription | None,
+    method: Method,
+    *,
+    tasks: Sequence[Task | None] = (None,),
+    draft_max: int,
+    temperature: float = 0.0,
+    setup: Setup | None = None,
+    results: Sequence[acceptances.OwnRun] | None = None,
+) -> AcceptanceReport:
+    """Acceptance of a pair for each of ``tasks`` (None = any text), on a machine if ``setup`` says which.
+
+    Raises:
+        InputError: a draft length below 1, or a pair that cannot speculate this way.
+    """
+    return AcceptanceReport(
+        target=target.name,
+        draft=draft.name if draft is not None else None,
+        method=method,
+        draft_max=draft_max,
+        temperature=temperature,
+        hardware=setup.hardware.name if setup is not None else None,
+        tasks=tuple(
+            outlook(target, draft, method, task, draft_max=draft_max, temperature=temperature, setup=setup,
+                    results=results)
+            for task in tasks
+        ),
+    )  # fmt: skip
+
+
+def outlook(
+    target: ModelDescription,
+    draft: ModelDescription | None,
+    method: Method,
+    task: Task | None,
+    *,
+    draft_max: int,
+    temperature: float = 0.0,
+    setup: Setup | None = None,
+    results: Sequence[acceptances.OwnRun] | None = None,
+) -> TaskOutlook:
+    """One line of the table.
+
+    Raises:
+        InputError: a draft length below 1, or a pair that cannot speculate this way.
+    """
+    estimate = acceptances.estimate(
+        target, draft, method, task=task, temperature=temperature, k=draft_max, results=results
+    )
+    share = estimate.draft_share
+    z = acceptances.Z80
+    low, middle, high = (
+        1 + share * (mean_length(acceptances.positions(estimate, draft_max, s)) - 1) for s in (-z, 0.0, z)
+    )
+    line = TaskOutlook(
+        task=task,
+        acceptance=estimate,
+        survival=survival(estimate.positions),
+        mean_accepted_length=Range(median=middle, low=low, high=high),
+        calls_saved=Range(median=calls_saved(middle), low=calls_saved(low), high=calls_saved(high)),
+    )
+    if setup is None:
+        return line
+    from advisor.speculation.predict import predict
+
+    p = predict(target, draft, setup=setup, method=method, draft_max=draft_max, task=task, temperature=temperature)
+    even = p.break_even_acceptance
+    return line.model_copy(
+        update={
+            "speedup": p.speedup,
+            "probability_faster": p.probability_faster,
+            "break_even_acceptance": even,
+            "margin": None if even is None else estimate.rate.median - even,
+        }
+    )
+
+
+def replay_sample(
+    path: Path,
+    vocabulary: Vocabulary,
+    *,
+    methods: Sequence[Method] = METHODS,
+    task: Task | None = None,
+    options: Options | None = None,
+    checkpoint: bool = False,
+) -> dict[tuple[Task, Method], Replay]:
+    """Replay n-gram methods on the text in a file or folder; counters by task and method.
+
+    Each conversation starts with an empty slot, as after a restart of the server: what it gains comes from itself.
+
+    Args:
+        path: see :func:`advisor.speculation.sample.read_sample`.
+        vocabulary: the target's.
+        methods: n-gram methods.
+        task: kind of text; None = as the sample says.
+        options: n-gram options.
+        checkpoint: the target is recurrent or hybrid.
+
+    Raises:
+        InputError: no usable text, or a method that is not an n-gram method.
+    """
+    from advisor.speculation.sample import read_sample, requests
+
+    sums: dict[tuple[Task, Method], Replay] = {}
+    for conversation in read_sample(path, task):
+        pairs = list(requests(conversation, vocabulary.encode))
+        for method in methods:
+            one = replay_requests(method, pairs, options=options, checkpoint=checkpoint)
+            key = (conversation.task, method)
+            sums[key] = sums[key] + one if key in sums else one
+    return sums
+
+
+def replayed_estimate(replay: Replay) -> AcceptanceEstimate:
+    """A replay as an estimate that predictions can use; every drafted position gets the same acceptance.
+
+    Raises:
+        InputError: nothing was drafted in the replay.
+    """
+    rate = replay.acceptance
+    if rate is None:
+        raise InputError(f"{replay.method} drafted nothing on this text, so it has no acceptance there.")
+    k = max(1, round(replay.drafted_per_round))
+    base = acceptances.given(rate, k)
+    return base.model_copy(
+        update={
+            "kind": "measured",
+            "evidence": f"replayed on {replay.tokens} tokens of your text: {replay.accepted} of {replay.drafted} "
+            f"drafted tokens accepted in {replay.rounds} rounds",
+            "draft_share": replay.draft_share,
+        }
+    )
+
+
+def replay_outlook(
+    replay: Replay, task: Task, target: ModelDescription | None = None, setup: Setup | None = None
+) -> ReplayOutlook:
+    """A replay with its conversions and, given target and machine, the speedup it amounts to.
+
+    Raises:
+        InputError: the method cannot run on this target.
+    """
+    speedup = None
+    if target is not None and setup is not None:
+        speedup = Range(median=1.0, low=1.0, high=1.0)
+        if replay.drafted:
+            from advisor.speculation.rounds import round_of
+
+            k = max(1, round(replay.drafted_per_round))
+            positions = positions_from_acceptance(replay.acceptance or 0.0, k)
+            one = round_of(
+                target, None, replay.method, setup, k, positions=positions, hit_rate=replay.draft_share,
+                parallel=setup.parallel,
+            )  # fmt: skip
+            # Tokens come from the replay itself: rounds differ in length, which one mean length cannot show.
+            ratio, spread = replay.tokens_per_round / one.cost.cost, math.exp(acceptances.Z80 * one.log_sd)
+            speedup = Range(median=ratio, low=ratio / spread, high=ratio * spread)
+    return ReplayOutlook(
+        task=task,
+        replay=replay,
+        acceptance=replay.acceptance,
+        mean_accepted_length=replay.mean_length,
+        draft_share=replay.draft_share,
+        drafted_per_round=replay.drafted_per_round,
+        speedup=speedup,
+    )
