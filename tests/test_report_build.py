@@ -49,7 +49,7 @@ def test_confirmation_stands_beside_its_prediction() -> None:
     # The draft length that was predicted, not the fastest of the sweep.
     assert rows["speedup"].measured == around(1.52, 0.02)
     assert rows["speedup"].predicted == around(1.58)
-    known = rows["speedup, acceptance known"].predicted
+    known = rows["acceptance known"].predicted
     assert known is not None
     assert known.median == 1.55
     assert done.confirmed is not None

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Group
 
     from advisor.llamacpp.confirm import Confirmation, Predictor
+    from advisor.report.build import Reportable
     from advisor.speculation.prediction import Method, Prediction
 
 app = typer.Typer()
@@ -70,6 +71,7 @@ def confirm(
     backend: options.BackendName = None,
     force: Annotated[bool, typer.Option("--force", help="Run although the pair is known not to work.")] = False,
     save: Annotated[bool, typer.Option(help="Append the result to the local results file.")] = True,
+    html: options.Html = None,
     json: options.Json = False,
 ) -> None:
     """Prove a prediction: run llama.cpp with and without drafting on the same prompts and compare.
@@ -119,6 +121,11 @@ def confirm(
         from advisor.llamacpp.results import append_result
 
         append_result(result)
+    if html is not None:
+        from advisor.report.html import write_html
+
+        shown = tasks[0] if len(tasks) == 1 else None
+        write_html(html, _parts(result, target, draft, chosen, hardware, backend, gpu_layers, shown))
     if json:
         typer.echo(result.model_dump_json(indent=2))
     else:
@@ -186,6 +193,29 @@ def _predictor(
         )
 
     return ask
+
+
+def _parts(
+    result: Confirmation,
+    target: str,
+    draft: str | None,
+    method: Method | None,
+    hardware: str,
+    backend: str | None,
+    gpu_layers: int | None,
+    task: str | None,
+) -> list[Reportable]:
+    """What the report shows: the blind prediction with the measurement beside it, and the measured tables."""
+    from advisor.cli.common import setup_of
+    from advisor.models.reference import describe
+    from advisor.report.build import confirmed, sheet_of
+
+    told = result.comparison.draft_max if result.comparison else result.measurement.draft_max
+    prediction = _predictor(target, draft, method, hardware, backend, gpu_layers, task)(told, None)
+    models = describe(target), describe(draft) if draft else None
+    setup = setup_of(hardware, backend, None, None, gpu_layers=gpu_layers)
+    sheet = sheet_of(prediction, *models, setup, task=options.task_of(task), temperature=0.0)
+    return [confirmed(sheet, result), result]
 
 
 class _progress:  # noqa: N801 - used like a function

@@ -112,6 +112,26 @@ def roofline_view(
     return None
 
 
+def recommended(recommendation: Recommendation, setup: Setup) -> list[Reportable]:
+    """A recommendation as parts of a report: the sheet of its prediction (if it has one), then its tables."""
+    from advisor.models.reference import describe
+    from advisor.speculation.prediction import ModelSummary
+
+    def again(model: ModelSummary | None) -> ModelDescription | None:
+        return describe(model.reference) if model is not None else None
+
+    r, p = recommendation, recommendation.prediction
+    if p is None:
+        return [r]
+    target, draft = describe(p.target.reference), again(p.draft)
+    placed = setup.model_copy(update={"placement": r.best.placement})
+    sheet = sheet_of(p, target, draft, placed, task=r.task, temperature=r.temperature)
+    own = [Command(title="Recommended:", text=r.command.text)] if r.command is not None and r.command.text else []
+    entries = [Command(title=f"{e.launcher}, {e.where}:", text=e.content) for e in r.launchers if e.content]
+    update = {"rules": r.rules or sheet.rules, "commands": (*own, *sheet.commands, *entries)}
+    return [sheet.model_copy(update=update), r]
+
+
 def recommendation_tables(recommendation: Recommendation) -> tuple[Table, ...]:
     """All options, what was excluded and what would change the answer, as plain tables."""
     r = recommendation
@@ -171,7 +191,7 @@ def confirmed(sheet: Sheet, confirmation: Confirmation) -> Sheet:
     ]  # fmt: skip
     if told is not None and told.speedup_at_measured_acceptance is not None:
         known = point(told.speedup_at_measured_acceptance)
-        rows.insert(1, Compared(quantity="speedup, acceptance known", unit="x", predicted=known, measured=m.speedup))
+        rows.insert(1, Compared(quantity="acceptance known", unit="x", predicted=known, measured=m.speedup))
     words = {
         "confirmed": "The measurement bears the prediction out.",
         "refuted": "The measurement contradicts the prediction.",

@@ -363,14 +363,23 @@ def measured(sheet: Sheet) -> dict[str, Any]:
                     "quantity": clean(compared.quantity, 40), "arm": arm, "value": interval.median * scale,
                     "low": interval.low * scale, "high": interval.high * scale,
                 })  # fmt: skip
-    y: dict[str, Any] = {"field": "quantity", "type": "nominal", "title": None, "sort": None}
+    axis = {"labelLimit": 150}
+    y: dict[str, Any] = {"field": "quantity", "type": "nominal", "title": None, "sort": None, "axis": axis}
     offset = {"field": "arm", "sort": ["predicted", "measured"]}
     colour = {
         "field": "arm",
         "type": "nominal",
         "scale": {"domain": ["predicted", "measured"], "range": ["var(--with)", "var(--text)"]},
     }
-    x = {"type": "quantitative", "title": "relative to the measured value", "scale": {"zero": False}}
+    ends = [v for row in rows for v in (row["low"], row["high"]) if v > 0]
+    # A short or disturbed run has an interval of any width; beyond a factor of eight only "far off" is worth showing.
+    domain = [max(min(ends, default=0.5), 1 / 8) / 1.05, min(max(ends, default=2), 8) * 1.05]
+    x = {
+        "type": "quantitative",
+        "title": "relative to the measured value",
+        "scale": {"type": "log", "domain": domain, "nice": False, "clamp": True},
+        "axis": {"tickCount": 4, "format": "~g"},
+    }
     return {
         "data": {"values": rows},
         "height": {"step": 16, "for": "offset"},

@@ -110,7 +110,7 @@ def format_range(interval: Range, unit: str = "", digits: int = 3) -> str:
 
 def format_figure(figure: Figure) -> str:
     """Value and unit: ``256 GB/s``."""
-    return f"{format_number(figure.value)} {printable(figure.unit, limit=20)}".rstrip()
+    return f"{format_number(figure.value)} {printable(figure.unit, limit=48)}".rstrip()
 
 
 def kind_note(kind: str) -> str:
