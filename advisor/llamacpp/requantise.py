@@ -47,9 +47,7 @@ def write_copy(
         for i, tensor in enumerate(reader.tensors):
             values = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
             block = gguf.GGML_QUANT_SIZES[kind][0]
-            if values.ndim < 2 or values.shape[-1] % block:
-                writer.add_tensor(tensor.name, values)
-            elif kind == gguf.GGMLQuantizationType.F32:
+            if values.ndim < 2 or values.shape[-1] % block or kind == gguf.GGMLQuantizationType.F32:
                 writer.add_tensor(tensor.name, values)
             else:
                 writer.add_tensor(tensor.name, gguf.quants.quantize(values, kind), raw_dtype=kind)
