@@ -125,7 +125,8 @@ def _difference(best: Trial, runner: Trial) -> str:
     part, value = max(per.items(), key=lambda item: item[1])
     rates = ""
     if best.acceptance is not None and runner.acceptance is not None:
-        rates = f" ({runner.acceptance.median:.0%} of its drafts are accepted, {best.acceptance.median:.0%} of the winner's)"
+        mine, its = best.acceptance.median, runner.acceptance.median
+        rates = f" ({its:.0%} of its drafts are accepted, {mine:.0%} of the winner's)"
     if value >= 0.005:
         return f"Per token it spends {value:.2f} decode steps more on {part}{rates}."
     if runner.base < best.base * 0.995:

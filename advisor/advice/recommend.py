@@ -185,7 +185,7 @@ def answer(
     best = choose(plain, rest)
     ordered = [best, *sorted((t for t in trials if t is not best), key=lambda t: -t.speed.median)]
     runner = ordered[1] if len(ordered) > 1 else None
-    options = tuple(_option(i + 1, t) for i, t in enumerate(ordered))
+    options = tuple(option_of(i + 1, t) for i, t in enumerate(ordered))
     drafting = next((t for t in ordered if t.methods), None)
     with_model = next(
         (t for t in ordered if t.candidate and t.candidate.draft is not None and t.candidate.draft.kind == "model"),
@@ -227,7 +227,8 @@ def answer(
     )
 
 
-def _option(rank: int, trial: Trial) -> Option:
+def option_of(rank: int, trial: Trial) -> Option:
+    """A trial as the answer quotes it."""
     p, c = trial.prediction, trial.candidate
     return Option(
         rank=rank,

@@ -69,6 +69,17 @@ class TaskOutlook(Frozen):
     probability_faster: float
 
 
+class Expectation(Frozen):
+    """What a running server is compared with."""
+
+    speculates: bool
+    speed: Range
+    """Tokens per second."""
+    acceptance: Range | None = None
+    """Accepted / drafted; None = not compared (n-grams mixed with a draft, or p-min, which changes what is counted)."""
+    break_even_acceptance: float | None = None
+
+
 class Recommendation(Frozen):
     """What to use with one target on one machine."""
 
@@ -107,18 +118,44 @@ class Recommendation(Frozen):
     """Time spent on predictions."""
     assumptions: tuple[str, ...] = ()
 
+    def expected(self) -> Expectation:
+        """What a server started as recommended should show, for watching it."""
+        best, p = self.best, self.prediction
+        alone = len(best.methods) == 1
+        return Expectation(
+            speculates=bool(best.methods),
+            speed=best.speed,
+            acceptance=best.acceptance if alone and best.p_min == 0 else None,
+            break_even_acceptance=p.break_even_acceptance if p is not None and alone else None,
+        )
+
+
+class DropdownNote(Frozen):
+    """Why LM Studio's draft list and llama.cpp disagree about a file."""
+
+    draft: str
+    reference: str
+    works: bool | None
+    """Whether llama.cpp itself would run the pair."""
+    offered: bool | None
+    """Whether LM Studio is likely to list it."""
+    reason: str
+    source: str
+
 
 class ScanRow(Frozen):
     """One target on this disk and the best that can be done with what is there."""
 
     target: ModelSummary
     path: str
+    found_in: str
+    """Program or kind of place the file belongs to."""
     best: Option
     headline: str
     losing: tuple[Option, ...] = ()
     """Compatible pairs that would be slower than no speculation."""
-    lm_studio: tuple[Exclusion, ...] = ()
-    """Files LM Studio's dropdown leaves out or offers wrongly, with the reason."""
+    lm_studio: tuple[DropdownNote, ...] = ()
+    """Files LM Studio's draft list leaves out or offers wrongly, with the reason."""
 
 
 class Scan(Frozen):

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal
 
+from advisor.advice.recommendation import Expectation
 from advisor.base import Frozen
 from advisor.errors import CancelledError, EngineError
-from advisor.speculation.prediction import Prediction
 
 MIN_TOKENS = 48
 """Fewer predicted tokens say nothing about speed."""
@@ -131,14 +131,14 @@ def between(before: Counters, after: Counters) -> Observation:
     )
 
 
-def judge(seen: Observation, prediction: Prediction) -> tuple[Finding, ...]:
+def judge(seen: Observation, expected: Expectation) -> tuple[Finding, ...]:
     """Where reality left the predicted range; empty while there is too little to say.
 
     The acceptance range is widened by the sampling error of the tokens seen (a binomial over drafted tokens, taken
     as independent: two standard deviations).
     """
     findings: list[Finding] = []
-    if prediction.method != "none" and seen.speculative is False:
+    if expected.speculates and seen.speculative is False:
         findings.append(
             Finding(
                 kind="not active",
@@ -147,7 +147,7 @@ def judge(seen: Observation, prediction: Prediction) -> tuple[Finding, ...]:
         )
     if seen.tokens < MIN_TOKENS or seen.tps is None:
         return tuple(findings)
-    if prediction.method != "none" and seen.drafted == 0:
+    if expected.speculates and seen.drafted == 0:
         findings.append(
             Finding(
                 kind="nothing drafted",
@@ -155,37 +155,40 @@ def judge(seen: Observation, prediction: Prediction) -> tuple[Finding, ...]:
             )
         )
         return tuple(findings)
-    findings += _acceptance(seen, prediction)
-    speed = prediction.speculative_tps if prediction.method != "none" else prediction.baseline_tps
-    ends = f"{speed.low:.1f} to {speed.high:.1f}"
-    if seen.tps * SLACK < speed.low:
-        cause = _cause(findings)
-        findings.append(Finding(kind="slower", message=f"{seen.tps:.1f} tok/s is below the predicted {ends}{cause}."))
-    elif seen.tps > speed.high * SLACK:
+    findings += _acceptance(seen, expected)
+    ends = f"{expected.speed.low:.1f} to {expected.speed.high:.1f}"
+    if seen.tps * SLACK < expected.speed.low:
+        findings.append(
+            Finding(
+                kind="slower",
+                message=f"{seen.tps:.1f} tok/s is below the predicted {ends}{_cause(findings, expected)}.",
+            )
+        )
+    elif seen.tps > expected.speed.high * SLACK:
         findings.append(Finding(kind="faster", message=f"{seen.tps:.1f} tok/s is above the predicted {ends}."))
     elif not findings:
         findings.append(Finding(kind="as predicted", message=f"{seen.tps:.1f} tok/s, predicted {ends}."))
     return tuple(findings)
 
 
-def _acceptance(seen: Observation, prediction: Prediction) -> list[Finding]:
-    rate = seen.acceptance
-    if rate is None or not seen.drafted or (seen.rounds is not None and seen.rounds < MIN_ROUNDS):
+def _acceptance(seen: Observation, expected: Expectation) -> list[Finding]:
+    rate, interval = seen.acceptance, expected.acceptance
+    if rate is None or interval is None or not seen.drafted or (seen.rounds is not None and seen.rounds < MIN_ROUNDS):
         return []
     error = 2 * math.sqrt(max(rate * (1 - rate), 0.25 / seen.drafted) / seen.drafted)
-    expected = prediction.acceptance.rate
-    ends = f"{expected.low:.0%} to {expected.high:.0%}"
-    even = prediction.break_even_acceptance
-    if rate + error < expected.low:
+    ends = f"{interval.low:.0%} to {interval.high:.0%}"
+    even = expected.break_even_acceptance
+    if rate + error < interval.low:
         loss = f" Below {even:.0%} it costs speed." if even is not None else ""
         return [Finding(kind="acceptance low", message=f"Acceptance {rate:.0%} is below the expected {ends}.{loss}")]
-    # p-min drops the doubtful drafts before they are counted, so a higher rate is its purpose, not a surprise.
-    if rate - error > expected.high and prediction.p_min == 0:
+    if rate - error > interval.high:
         return [Finding(kind="acceptance high", message=f"Acceptance {rate:.0%} is above the expected {ends}.")]
     return []
 
 
-def _cause(findings: list[Finding]) -> str:
+def _cause(findings: list[Finding], expected: Expectation) -> str:
+    if not expected.speculates:
+        return ""
     if any(f.kind == "acceptance low" for f in findings):
         return "; the text is accepted less often than expected"
     if any(f.kind == "acceptance high" for f in findings):
@@ -222,7 +225,7 @@ def read_counters(url: str, timeout: float = 5.0) -> Counters:
 
 def watch(
     url: str,
-    prediction: Prediction,
+    expected: Expectation,
     *,
     interval: float = 5.0,
     stop: Callable[[], bool] | None = None,
@@ -235,7 +238,7 @@ def watch(
 
     Args:
         url: address of the server.
-        prediction: what was predicted for this run.
+        expected: what was predicted for this run.
         interval: seconds between two readings.
         stop: asked after every reading; None = only an error or Ctrl-C ends it.
         report: called with the whole observation so far whenever there are new tokens or a new finding.
@@ -258,7 +261,7 @@ def watch(
                 raise EngineError("The server has stopped.", "Its last lines say why.") from None
             raise
         seen = between(start, now)
-        findings = judge(seen, prediction)
+        findings = judge(seen, expected)
         kinds = tuple(f.kind for f in findings)
         if report is not None and (seen.tokens != tokens or kinds != told):
             report(seen, findings)

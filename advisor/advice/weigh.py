@@ -1,6 +1,6 @@
 """Every candidate through the same physics: best draft length, placement, p-min, n-grams in front; then a choice.
 
-Fifty candidates are weighed by their rounds alone, a few hundred sums each; only the leading ones get a full prediction.
+Candidates are weighed by their rounds alone, a few hundred sums each; only the leading ones get a full prediction.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from advisor.performance.select import cost_model, fitted_costs
 from advisor.speculation import acceptance as acceptances
 from advisor.speculation.predict import LEVEL, NGRAM, Z, default_draft_max, predict, sweep
 from advisor.speculation.prediction import AcceptanceEstimate, MemoryPlan, Method, Prediction, Task
-from advisor.speculation.rounds import Round, gate, rounds_of
+from advisor.speculation.rounds import Gate, Round, Rounds, gate, rounds_of
 
 GAIN = 1.05
 """A way to speculate must be expected to gain at least this over not speculating."""
@@ -112,10 +112,13 @@ def weigh(
     question: Question,
     candidates: Iterable[Candidate],
     *,
+    full: int = FULL,
     progress: Progress | None = None,
     cancelled: Cancelled | None = None,
 ) -> tuple[list[Trial], list[Exclusion]]:
     """Weigh every candidate; the first trial is the run without speculation, the others follow by speed.
+
+    The best ``full`` of them carry a full prediction.
 
     Raises:
         CancelledError: ``cancelled()`` said so.
@@ -136,7 +139,7 @@ def weigh(
     trials = _one_file_type_per_name(trials)
     trials.sort(key=lambda t: -t.speed.median)
     trials = _refined(question, trials, plain, cancelled)
-    for i, trial in enumerate(trials[:FULL]):
+    for i, trial in enumerate(trials[:full]):
         checkpoint(cancelled)
         trials[i] = complete(question, trial)
     if progress is not None:
@@ -174,7 +177,7 @@ def try_candidate(question: Question, candidate: Candidate, plain: Trial) -> Tri
             q.target, c.draft, c.method, task=q.task, temperature=q.temperature, k=default_draft_max(c.method)
         )
         for setup, memory in _placements(q, c, plain):
-            trial = weigh_in(q, c, setup, memory, estimate, plain)
+            trial = weigh_in(q, c, setup, memory, estimate, plain)._replace(notes=_notes(c))
             if best is None or trial.speed.median > best.speed.median:
                 best = trial
     except AdvisorError as error:
@@ -184,12 +187,23 @@ def try_candidate(question: Question, candidate: Candidate, plain: Trial) -> Tri
     return best
 
 
+def _notes(c: Candidate) -> tuple[str, ...]:
+    if c.origin == "catalogue" and c.draft is not None and c.draft.kind == "drafter":
+        return (
+            f"{c.draft.name} is published as safetensors: find a GGUF of it (--hub) or convert it with llama.cpp's "
+            "convert_hf_to_gguf.py --target-model-dir.",
+        )
+    if c.origin == "inside the target" and c.download_bytes:
+        return ("The usual file lacks the MTP layers: take a conversion that holds them.",)
+    return ()
+
+
 def _placements(q: Question, candidate: Candidate, plain: Trial) -> list[tuple[Setup, MemoryPlan]]:
     """Placements in which the candidate fits; if the target alone does not fit, the usual one all the same."""
     guess = DRAFT_GUESS if candidate.method not in NGRAM else NGRAM_GUESS
     found = arrangements(
         q.target, candidate.draft, candidate.method, plain.setup if candidate.draft is None else q.setup,
-        context=q.context, draft_max=guess,
+        context=q.context, draft_max=guess, alone=plain.setup.placement,
     )  # fmt: skip
     # One object per placement: what is computed for a setup is kept by identity.
     known = {plain.setup.placement: plain.setup, q.setup.placement: q.setup}
@@ -218,12 +232,22 @@ def log_gain(
     depth: int | None = None,
 ) -> float:
     """ln(speedup) at draft length ``k`` in one placement, with acceptance ``z`` standard deviations off its median."""
-    rounds = rounds_of(
+    return _gain(_rounds(q, c, setup, depth), k, _gates(estimate, k, p_min, z), estimate.draft_share)
+
+
+def _rounds(q: Question, c: Candidate, setup: Setup, depth: int | None = None) -> Rounds:
+    return rounds_of(
         q.target, c.draft, c.method, setup, depth=q.depth if depth is None else depth, parallel=setup.parallel,
         costs=q.costs,
     )  # fmt: skip
-    gates = [gate(p, p_min) for p in acceptances.positions(estimate, k, z)]
-    e = rounds.expected(k, gates, estimate.draft_share)
+
+
+def _gates(estimate: AcceptanceEstimate, k: int, p_min: float, z: float = 0.0) -> list[Gate]:
+    return [gate(p, p_min) for p in acceptances.positions(estimate, k, z)]
+
+
+def _gain(rounds: Rounds, k: int, gates: Sequence[Gate], share: float) -> float:
+    e = rounds.expected(k, gates, share)
     return math.log(e.tokens * rounds.base / (e.draft + e.verify + e.overhead + e.rollback))
 
 
@@ -248,20 +272,20 @@ def weigh_in(
     p_min: float = 0.0,
 ) -> Trial:
     """A candidate in one placement at its best draft length: the shortest as good as the best loses least if wrong."""
-    gains = {k: log_gain(q, c, setup, k, estimate, p_min=p_min) for k in lengths(q, c)}
+    rounds, share = _rounds(q, c, setup), estimate.draft_share
+    every = lengths(q, c)
+    gates = _gates(estimate, max(every), p_min)  # shorter drafts see the first of the same chances
+    gains = {k: _gain(rounds, k, gates, share) for k in every}
     top = max(gains.values())
     k = min(k for k, gain in gains.items() if gain >= top + math.log(SAME_LENGTH))
-    down, up = _half_widths(q, c, setup, k, estimate, gains[k], p_min)
+    best = rounds.round(k, gates[:k], share)
+    down, up = _half_widths(rounds, k, estimate, gains[k], p_min, best.log_sd)
     slots = setup.parallel
     base = 1 / plan_of(q.target, setup, q.costs).seconds(slots, slots, q.depth, sequences=slots)
     # The draft's memory may have pushed part of the target off the device: then the placement's own baseline is slower
     # than the plain run, and the difference belongs to the draft.
     speedup = spread(math.exp(gains[k]) * base / plain.base, down, up)
     sd = Z * _step_sd(q, setup)
-    rounds = rounds_of(
-        q.target, c.draft, c.method, setup, depth=q.depth, parallel=setup.parallel, costs=q.costs
-    )  # fmt: skip
-    gates = [gate(p, p_min) for p in acceptances.positions(estimate, k)]
     return Trial(
         candidate=c,
         methods=(c.method,),
@@ -274,22 +298,17 @@ def weigh_in(
         draft_max=k,
         p_min=p_min,
         estimate=estimate,
-        round=rounds.round(k, gates, estimate.draft_share),
+        round=best,
     )
 
 
 def _half_widths(
-    q: Question, c: Candidate, setup: Setup, k: int, estimate: AcceptanceEstimate, centre: float, p_min: float
+    rounds: Rounds, k: int, estimate: AcceptanceEstimate, centre: float, p_min: float, log_sd: float
 ) -> tuple[float, float]:
     """How far ln(speedup) reaches down and up: acceptance and physics are independent, so they add in quadrature."""
-    rounds = rounds_of(
-        q.target, c.draft, c.method, setup, depth=q.depth, parallel=setup.parallel, costs=q.costs
-    )  # fmt: skip
-    gates = [gate(p, p_min) for p in acceptances.positions(estimate, 1)]
-    physics = Z * rounds.round(1, gates, estimate.draft_share).log_sd
-    down = centre - log_gain(q, c, setup, k, estimate, p_min=p_min, z=-Z)
-    up = log_gain(q, c, setup, k, estimate, p_min=p_min, z=Z) - centre
-    return math.hypot(max(0.0, down), physics), math.hypot(max(0.0, up), physics)
+    down = centre - _gain(rounds, k, _gates(estimate, k, p_min, -Z), estimate.draft_share)
+    up = _gain(rounds, k, _gates(estimate, k, p_min, Z), estimate.draft_share) - centre
+    return math.hypot(max(0.0, down), Z * log_sd), math.hypot(max(0.0, up), Z * log_sd)
 
 
 def gain_for_task(question: Question, trial: Trial, plain: Trial, task: Task) -> Range | None:
@@ -300,8 +319,10 @@ def gain_for_task(question: Question, trial: Trial, plain: Trial, task: Task) ->
     estimate = acceptances.estimate(
         q.target, c.draft, c.method, task=task, temperature=q.temperature, k=trial.draft_max
     )
-    centre = log_gain(q, c, trial.setup, trial.draft_max, estimate, p_min=trial.p_min)
-    down, up = _half_widths(q, c, trial.setup, trial.draft_max, estimate, centre, trial.p_min)
+    rounds, k = _rounds(q, c, trial.setup), trial.draft_max
+    centre = _gain(rounds, k, _gates(estimate, k, trial.p_min), estimate.draft_share)
+    log_sd = trial.round.log_sd if trial.round is not None else 0.0
+    down, up = _half_widths(rounds, k, estimate, centre, trial.p_min, log_sd)
     return spread(math.exp(centre) * trial.base / plain.base, down, up)
 
 

@@ -357,11 +357,13 @@ class Footprint:
         devices = list(where)
         gpus = [index for index in devices if index != self.host]
         copies = PIPELINE_COPIES if len(gpus) > 1 and self.setup.placement.split == "layer" else 1
-        least = 4.0 * rows * (model.vocabulary_size + model.embedding_length)
+        # At the end of the graph the logits of all output rows stand beside five hidden widths and the mask.
+        logits = 4.0 * (rows * model.vocabulary_size + 5 * model.embedding_length * self._batch())
+        logits += copies * self._mask(model)
         scratch = self._dequantised(model) if role == "target" else 0.0
         name = "compute" if role == "target" else "draft compute"
         for index in devices:
-            nbytes = max(self._graph(floats, copies, model), least)
+            nbytes = max(self._graph(floats, copies, model), logits)
             how = f"{floats:.0f} floats a token x {self._batch()}, and the mask"
             if copies > 1:
                 how += f" x {copies} (pipeline)"
@@ -376,11 +378,13 @@ class Footprint:
     def _batch(self) -> int:
         return min(UBATCH, cells(self.context))
 
-    def _graph(self, floats: float, copies: int, model: ModelDescription | None = None) -> float:
+    def _graph(self, floats: float, copies: int, model: ModelDescription) -> float:
+        """A compute buffer: the activations, or without flash attention the scores, and the attention mask."""
+        tokens = 4.0 * self._batch()
         scores = 0.0
-        if not self.setup.flash_attention and model is not None:
-            scores = 4.0 * model.head_count * cells(self.context) * self._batch()
-        return max(4.0 * floats * self._batch(), scores) + copies * self._mask(model)
+        if not self.setup.flash_attention:
+            scores = tokens * (model.head_count * cells(self.context) + 6 * model.embedding_length)
+        return max(tokens * floats, scores) + copies * self._mask(model)
 
     def _mask(self, model: ModelDescription | None) -> float:
         size = 2 if self.setup.flash_attention else 4
@@ -426,6 +430,11 @@ class Footprint:
             return Homes(tuple(homes), everywhere if offloaded else on_host)
         if placement.split == "none":
             shares = shares[:1]
+        if len(shares) == 1:
+            # The usual case, without asking layer by layer: placing tries a dozen of these per candidate.
+            on_device: Home = ((shares[0][0], 1.0),)
+            below = min(first, count)
+            return Homes((on_host,) * below + (on_device,) * (count - below), on_device if offloaded else on_host)
         edges: list[tuple[float, int]] = []
         edge = 0.0
         for index, share in shares:
