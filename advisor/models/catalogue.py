@@ -120,6 +120,28 @@ def shape_row(slug: str) -> Row | None:
     return _models().get(slug)
 
 
+def shape_rows() -> list[Row]:
+    """All rows of models."""
+    return list(_models().values())
+
+
+def describe_row(row: Row, label: str, reference: str) -> ModelDescription:
+    """Describe a row that is not in the catalogue, e.g. one built from a repository's config."""
+    assumptions: list[str] = []
+    in_file, held = _mtp_rule(row, None, assumptions)
+    header = _header(row, label, held)
+    found = describe_header(header, reference=reference, source="catalogue", name=row["slug"], quant=label)
+    family = row["tokenizer_family"]
+    size = found.size_bytes - (0 if in_file else _weigh(header)) + _header_bytes(family, row["vocab_size"])
+    tokenizer = Tokenizer(
+        type="unknown" if family == "unknown" else "SPM" if family in _SPM_FAMILIES else "BPE",
+        pre=row["tokenizer_pre"], size=row["vocab_size"], family=None if family == "unknown" else family,
+    )  # fmt: skip
+    return found.model_copy(
+        update={"size_bytes": size, "tokenizer": tokenizer, "assumptions": (*found.assumptions, *assumptions)}
+    )
+
+
 def tokenizer_family(slug: str) -> str | None:
     """The vocabulary family of a catalogue entry, e.g. ``qwen3.5``."""
     row = _models().get(slug) or _target_of(slug)

@@ -25,7 +25,7 @@ from advisor.text import clean
 _BLOCK = re.compile(r"blk\.(\d{1,4})\.(.+)")
 _EXPERTS = re.compile(r"ffn_(gate|up|down|gate_up)_c?h?exps\.|ffn_(gate|up|down)\.\d+\.")
 _SHARD_NAME = re.compile(r"-\d{5}-of-\d{5}$")
-_QUANT_NAME = re.compile(
+QUANT_NAME = re.compile(
     r"(?:^|[-_.])((?:UD-)?(?:I?Q[1-8]_(?:K_XL|K_[SML]|K|[01]|XXS|XS|[SML]|NL)|TQ[12]_0|BF16|F16|F32|MXFP4(?:_MOE)?|NVFP4))"
     r"(?:[-_.]|$)",
     re.IGNORECASE,
@@ -460,7 +460,7 @@ class _Reading:
 
     def label(self, name: str) -> str:
         """The file type as people call it."""
-        named = _QUANT_NAME.search(name)
+        named = QUANT_NAME.search(name)
         stated = self.header.integer("general.file_type")
         if named and (named.group(1).upper().startswith("UD-") or stated is None or stated not in FILE_TYPES):
             return named.group(1).upper()

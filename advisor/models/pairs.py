@@ -225,20 +225,20 @@ def _simple(target: ModelDescription, draft: ModelDescription, report: PairRepor
 def _changes(facts: Comparison, build: int | None) -> tuple[str, ...]:
     """In which builds the vocabulary verdict is another one."""
     now, _, _ = judge(facts, build)
-    found = []
+    found: list[str] = []
+    refused = False
     for other, words in (
-        (SIZE_LIMIT_SINCE - 1, f"builds before about b{SIZE_LIMIT_SINCE}"),
-        (BOS_RULE_LAST_OLD, f"builds up to b{BOS_RULE_LAST_OLD}"),
         (BOS_RULE_FIRST_NEW, f"builds from b{BOS_RULE_FIRST_NEW} on"),
+        (BOS_RULE_LAST_OLD, f"builds up to b{BOS_RULE_LAST_OLD}"),
+        (SIZE_LIMIT_SINCE - 1, f"builds before about b{SIZE_LIMIT_SINCE}"),
     ):
         then, rule, _ = judge(facts, other)
-        if then is None or now is None or then == now:
+        if then is None or now is None or then == now or (refused and not then):
             continue
-        why = (
-            f"their limit is {OLD_SIZE_LIMIT}" if rule == "size" else "they compare ids of tokens that are never added"
-        )
+        refused = not then
+        why = f"their limit is {OLD_SIZE_LIMIT}" if rule == "size" else "they compare ids that are never added"
         found.append(f"{words} accept this pair" if then else f"{words} refuse this pair: {why}")
-    return tuple(dict.fromkeys(found))
+    return tuple(found)
 
 
 def _state_changes(target: ModelDescription, build: int | None) -> tuple[str, ...]:

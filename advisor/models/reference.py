@@ -10,7 +10,7 @@ import os
 import re
 from pathlib import Path
 
-from advisor.errors import HubError, InputError
+from advisor.errors import InputError
 from advisor.models.description import ModelDescription
 from advisor.text import clean
 
@@ -48,14 +48,14 @@ def describe(reference: str, *, quant: str | None = None, offline: bool = False)
     path = Path(os.path.expanduser(text))
     if _exists(path):
         return describe_file(in_folder(path) if path.is_dir() else path, reference)
-    if catalogue.parse_name(text) is not None and not text.lower().endswith(".gguf"):
-        return _by_name(text, quant)
+    if "/" not in text and not text.lower().endswith(".gguf") and catalogue.parse_name(text) is not None:
+        return catalogue.describe_catalogue(text, quant=quant)
     if text.startswith(("/", "./", "../", "~", ".\\", "..\\")) or re.match(r"[A-Za-z]:[\\/]", text):
         raise no_such_file(path)
     if _HUB.fullmatch(text):
         from advisor.models.hub import describe_hub
 
-        return _hub_or_hint(describe_hub, text, quant, offline)
+        return describe_hub(text, quant=quant, offline=offline)
     if text.lower().endswith(".gguf") or os.sep in text:
         raise no_such_file(path)
     raise catalogue.unknown(text)
@@ -66,13 +66,3 @@ def _exists(path: Path) -> bool:
         return path.exists() or path.is_symlink()
     except (OSError, ValueError):  # a name too long, or with a zero byte
         return False
-
-
-def _by_name(text: str, quant: str | None) -> ModelDescription:
-    from advisor.models import catalogue
-
-    return catalogue.describe_catalogue(text, quant=quant)
-
-
-def _hub_or_hint(describe_hub: object, text: str, quant: str | None, offline: bool) -> ModelDescription:
-    raise HubError("unreachable")
