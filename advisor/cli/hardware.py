@@ -96,7 +96,9 @@ def list_(
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(help='"RTX 3090", 395, "2x RTX 3090", "RTX 4090 + DDR5-6000 64GB"')],
+    name: Annotated[
+        str, typer.Argument(help='A machine: "RTX 3090", 395, "2x RTX 3090", "RTX 4090 + DDR5-6000 64GB".')
+    ],
     json: options.Json = False,
 ) -> None:
     """One machine: its devices, every figure with its source, and what the name left open.
