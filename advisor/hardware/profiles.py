@@ -197,16 +197,25 @@ class _Query(NamedTuple):
         return "".join(self.words)
 
 
+_MARKS = re.compile(r"\((?:r|tm)\)")
+_SPLITS = (
+    (re.compile(r"\bgb10\b"), "gbten"),  # a chip, not ten gigabytes
+    (re.compile(r"\bsxm\d\b"), "sxm"),
+    (re.compile(r"(\d{2,})([a-z]{2,})"), r"\1 \2"),  # 7900xtx, 3080ti
+    (re.compile(r"(\d)([a-z]{3,})"), r"\1 \2"),  # m4max
+    (re.compile(r"([a-z]{2,})(\d{2,})"), r"\1 \2"),  # rtx3090, hx370
+)
+_WORD = re.compile(r"[a-z0-9.]+")
+
+
 def _reduce(text: str) -> _Query:
-    text = text.lower().replace("(r)", " ").replace("(tm)", " ").replace("×", "x")
+    text = _MARKS.sub(" ", text.lower()).replace("×", "x")
     memory = _MEMORY.search(text)
-    text = _MEMORY.sub(" ", text)
-    text = re.sub(r"\bgb10\b", "gbten", text)  # a chip, not ten gigabytes
-    text = re.sub(r"\bsxm\d\b", "sxm", text)
-    text = re.sub(r"(\d{2,})([a-z]{2,})", r"\1 \2", text)  # 7900xtx, 3080ti
-    text = re.sub(r"(\d)([a-z]{3,})", r"\1 \2", text)  # m4max
-    text = re.sub(r"([a-z]{2,})(\d{2,})", r"\1 \2", text)  # rtx3090, hx370
-    words = tuple(w for w in re.findall(r"[a-z0-9.]+", text) if w not in _NOISE)
+    if memory:
+        text = _MEMORY.sub(" ", text)
+    for pattern, replacement in _SPLITS:
+        text = pattern.sub(replacement, text)
+    words = tuple(w for w in _WORD.findall(text) if w not in _NOISE)
     return _Query(words, float(memory[1]) if memory else None)
 
 
@@ -237,6 +246,18 @@ def _by_key() -> dict[str, tuple[_Entry, ...]]:
     for entry in _index():
         found.setdefault(entry.query.key, []).append(entry)
     return {key: tuple(entries) for key, entries in found.items()}
+
+
+@lru_cache(maxsize=1)
+def _literal() -> dict[str, str]:
+    """Spellings that mean one device as they stand, so that the common case needs no index."""
+    known = devices()
+    found: dict[str, set[str]] = {}
+    for slug, names in known.names().items():
+        for name in names:
+            found.setdefault(name.lower(), set()).add(slug)
+    families = {name.lower() for name in known.families}
+    return {name: min(slugs) for name, slugs in found.items() if len(slugs) == 1 and name not in families}
 
 
 class _Match(NamedTuple):
@@ -287,6 +308,10 @@ def _with_memory(device: Device, memory: float | None, said: list[str]) -> Devic
 
 def _exact(text: str) -> _Match | None:
     known = devices()
+    literal = _literal().get(text.strip().lower())
+    if literal and known[literal].bandwidth:
+        query = _reduce(text)
+        return _pick(_Entry(query, (literal,), known[literal].name), query.memory)
     slug = text.strip().lower()
     query = _reduce(text)
     if not query.words:
