@@ -8,8 +8,12 @@ from typing import NamedTuple
 from advisor.base import Figure, Frozen
 from advisor.hardware.facts import CpuFacts
 
-CORE_STREAM = 12.0
-"""What one core of a shared server streams [GB/s]: 10 to 16 on Skylake-SP to Milan. Bounds a slice of a big socket."""
+STREAMED = 0.75
+"""Part of a memory's theoretical peak that streaming reads reach (0.7 to 0.85 on desktops). Profiles state the peak and
+the cost models multiply by what llama.cpp reaches of it, so a measured rate has to be turned into a peak first."""
+CORE_PEAK = 16.0
+"""Peak that one core of a shared server can use up [GB/s]: it streams 10 to 16 GB/s (Skylake-SP to Milan), which is
+:data:`STREAMED` of this. Bounds a slice of a big socket."""
 
 
 class Generation(NamedTuple):
@@ -92,13 +96,13 @@ def assumed_bandwidth(cpu: CpuFacts, *, cores: float, shared: bool) -> tuple[Fig
     peak = memory.channels * memory.speed * 8 / 1000 * (1 if shared else max(1, cpu.sockets))
     what = f"{memory.channels}-channel {memory.kind}-{memory.speed}"
     whose = f"usual for {memory.label}" if known else "the processor is not known"
-    reach = CORE_STREAM * cores
+    reach = CORE_PEAK * cores
     if (shared or memory.server) and reach < peak:
         figure = Figure(
             value=round(reach, 1),
             unit="GB/s",
             kind="assumed",
-            source=f"{cores:g} cores x {CORE_STREAM:g} GB/s of {what} ({whose})",
+            source=f"{cores:g} cores x {CORE_PEAK:g} GB/s of {what} ({whose})",
         )
         return figure, (
             f"The memory's speed could not be read: {reach:g} GB/s are assumed, what {cores:g} cores draw from {what} "

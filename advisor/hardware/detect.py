@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 
 from advisor.base import Figure
-from advisor.hardware.bandwidth import Streaming, assumed_bandwidth
+from advisor.hardware.bandwidth import STREAMED, Streaming, assumed_bandwidth
 from advisor.hardware.facts import GIB, Facts, GpuFacts, backend_of, memory_bandwidth
 from advisor.hardware.machine import Backend, Device, Hardware
 from advisor.hardware.profiles import DEFAULT_LINK, candidates, default_backend, devices, recognise
@@ -126,12 +126,12 @@ def _cpu_bandwidth(
                 "using the memory; measure again when the machine is idle."
             )
         return Figure(
-            value=streaming.median,
+            value=round(streaming.median / STREAMED, 1),
             unit="GB/s",
             kind="measured",
             source=(
-                f"read by {streaming.threads} threads, median of {streaming.runs} runs "
-                f"({streaming.low:g} to {streaming.high:g}); what really streams, not the theoretical peak"
+                f"{streaming.median:g} GB/s read by {streaming.threads} threads, median of {streaming.runs} runs "
+                f"({streaming.low:g} to {streaming.high:g}), taken as {STREAMED:.0%} of the peak"
             ),
         )
     firmware = memory_bandwidth(facts.modules)
