@@ -64,6 +64,7 @@ def recommend(
         bool, typer.Option("--exec", help="Start the recommended command and watch what it really does.")
     ] = False,
     port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port for --exec.")] = 8080,
+    html: options.Html = None,
     json: options.Json = False,
 ) -> None:
     """Say what to use with this model on this machine: a draft, MTP, n-grams, or nothing, and how to start it.
@@ -90,6 +91,11 @@ def recommend(
         setup = with_rpc(setup, rpc, network)
     found = _engine(engine, hardware, execute)
     answer = _ask(target, setup, task, temperature, context, drafts or [], local, catalogue, hub, found, quiet=json)
+    if html is not None:
+        from advisor.report.build import recommended
+        from advisor.report.html import write_html
+
+        write_html(html, recommended(answer, setup))
     if json:
         typer.echo(answer.model_dump_json(indent=2))
     else:
