@@ -213,9 +213,8 @@ def _details(one: TaskOutlook) -> list[str]:
         lines.append(f"rounds that draft    {estimate.draft_share:.0%}")
     lines.append(f"evidence             {estimate.evidence}")
     if one.speedup is not None and one.probability_faster is not None:
-        lines.append(
-            f"speedup              {format_range(one.speedup, 'x')}, {_chance(one.probability_faster)} likely to be faster"
-        )
+        chance = _chance(one.probability_faster)
+        lines.append(f"speedup              {format_range(one.speedup, 'x')}, {chance} likely to be faster")
         if one.break_even_acceptance is None:
             lines.append("break-even           none: it would lose even if every draft were accepted")
         elif one.margin is not None:
