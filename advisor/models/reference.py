@@ -31,7 +31,6 @@ def describe(reference: str, *, quant: str | None = None, offline: bool = False)
         UnknownModelError: a name nobody knows, with the closest ones.
         HubError: the Hub could not be reached or refused.
     """
-    from advisor.models import catalogue
     from advisor.models.files import describe_file, in_folder, no_such_file, ollama_blob
 
     text = reference.strip()
@@ -48,6 +47,8 @@ def describe(reference: str, *, quant: str | None = None, offline: bool = False)
     path = Path(os.path.expanduser(text))
     if _exists(path):
         return describe_file(in_folder(path) if path.is_dir() else path, reference)
+    from advisor.models import catalogue
+
     if "/" not in text and not text.lower().endswith(".gguf") and catalogue.parse_name(text) is not None:
         return catalogue.describe_catalogue(text, quant=quant)
     if text.startswith(("/", "./", "../", "~", ".\\", "..\\")) or re.match(r"[A-Za-z]:[\\/]", text):
