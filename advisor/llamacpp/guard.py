@@ -5,6 +5,7 @@ when the parent exits, crashes or is killed, on every system, and then the comma
 library only, and no import of this package: it must start in milliseconds and survive anything.
 """
 
+import contextlib
 import os
 import shutil
 import signal
@@ -30,6 +31,12 @@ def _wait_for_parent() -> None:
     # Not sys.stdin: a thread inside its buffer would make the interpreter complain at its end.
     while os.read(0, 4096):
         pass
+
+
+def _say(line: str) -> None:
+    # One write with its own line breaks: the command writes to the same pipe, in pieces of lines.
+    with contextlib.suppress(OSError):
+        os.write(1, f"\n{line}\n".encode())
 
 
 def _end(child: "subprocess.Popen[bytes]") -> None:
@@ -77,9 +84,9 @@ def _watch(command: "list[str]") -> int:
             command, stdin=subprocess.DEVNULL, preexec_fn=_restore_signals if os.name == "posix" else None
         )
     except OSError as error:
-        print(f"{EXIT}cannot start: {error}", file=sys.stderr, flush=True)
+        _say(f"{EXIT}cannot start: {error}")
         return 1
-    print(f"{PID}{child.pid}", file=sys.stderr, flush=True)
+    _say(f"{PID}{child.pid}")
 
     def end_with_parent() -> None:
         _wait_for_parent()
@@ -87,7 +94,7 @@ def _watch(command: "list[str]") -> int:
 
     threading.Thread(target=end_with_parent, daemon=True).start()
     status = child.wait()
-    print(f"{EXIT}{status}", file=sys.stderr, flush=True)
+    _say(f"{EXIT}{status}")
     return 0 if status == 0 else 1
 
 

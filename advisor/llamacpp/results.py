@@ -9,18 +9,11 @@ from pathlib import Path
 
 from advisor.errors import InputError
 from advisor.llamacpp.confirm import SCHEMA_VERSION, Confirmation
+from advisor.resources import user_data_dir
 from advisor.text import clean
 
 FILE_NAME = "results.jsonl"
-
-
-def data_dir() -> Path:
-    """Where calibrations and results are kept: ADVISOR_DATA_DIR, else the user data directory of the system."""
-    if chosen := os.environ.get("ADVISOR_DATA_DIR"):
-        return Path(chosen).expanduser()
-    import platformdirs
-
-    return Path(platformdirs.user_data_dir("draft-advisor", appauthor=False))
+data_dir = user_data_dir
 
 
 def append_result(result: Confirmation, path: Path | None = None) -> Path:
@@ -29,7 +22,7 @@ def append_result(result: Confirmation, path: Path | None = None) -> Path:
     Raises:
         InputError: the file cannot be written.
     """
-    path = path or data_dir() / FILE_NAME
+    path = path or user_data_dir() / FILE_NAME
     line = json.dumps(result.model_dump(mode="json"), ensure_ascii=True, separators=(",", ":")) + "\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,7 +42,7 @@ def append_result(result: Confirmation, path: Path | None = None) -> Path:
 
 def read_results(path: Path | None = None) -> tuple[Confirmation, ...]:
     """All usable records, oldest first; damaged lines and those of other schema versions are left out."""
-    return tuple(_read(path or data_dir() / FILE_NAME))
+    return tuple(_read(path or user_data_dir() / FILE_NAME))
 
 
 def _read(path: Path) -> Iterator[Confirmation]:

@@ -72,6 +72,8 @@ class ServerOptions(Frozen):
     cache_type_k: str | None = None
     cache_type_v: str | None = None
     warmup: bool = True
+    context_checkpoints: int | None = None
+    """Copies of recurrent or windowed state kept while a prompt is read; 0 keeps them out of timings."""
     extra: tuple[str, ...] = ()
     """Further llama-server arguments; not understood by the embedded engine."""
 
@@ -100,6 +102,7 @@ def server_arguments(engine: Engine, options: ServerOptions, port: int, alias: s
         (options.batch, "--batch-size"),
         (options.ubatch, "--ubatch-size"),
         (options.gpu_layers, "--n-gpu-layers"),
+        (options.context_checkpoints if "--ctx-checkpoints" in flags else None, "--ctx-checkpoints"),
         (options.cache_type_k, "--cache-type-k"),
         (options.cache_type_v, "--cache-type-v"),
     )
@@ -272,7 +275,7 @@ class Server:
                     self._log.append(text)
             elif line.startswith("advisor-embedded: "):
                 self._address = str(json.loads(line.partition(" ")[2])["address"])
-            else:
+            elif line:
                 self._log.append(line)
             self._lines += 1
         process.stdout.close()

@@ -4,6 +4,7 @@
 """
 
 import json
+import os
 import sys
 import threading
 
@@ -30,7 +31,8 @@ def serve(options: dict) -> None:  # type: ignore[type-arg]  # a script outside 
     params.warmup = options["warmup"]
     if options["threads"] is not None:
         params.cpuparams.n_threads = options["threads"]
-    for name, field in (("batch", "n_batch"), ("ubatch", "n_ubatch"), ("gpu_layers", "n_gpu_layers")):
+    for name, field in (("batch", "n_batch"), ("ubatch", "n_ubatch"), ("gpu_layers", "n_gpu_layers"),
+                        ("context_checkpoints", "n_ctx_checkpoints")):  # fmt: skip
         if options[name] is not None:
             setattr(params, field, options[name])
     for name in ("cache_type_k", "cache_type_v"):
@@ -60,7 +62,8 @@ def serve(options: dict) -> None:  # type: ignore[type-arg]  # a script outside 
         if options["synth_rates"]:
             spec.synth_rates = options["synth_rates"]
     server = x.Server(params)
-    print("advisor-embedded: " + json.dumps({"address": server.listening_address}), flush=True)
+    # One write with its own line breaks: the engine logs to the same pipe, in pieces of lines.
+    os.write(1, ("\nadvisor-embedded: " + json.dumps({"address": server.listening_address}) + "\n").encode())
     threading.Event().wait()
 
 
