@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
 import pytest
+from markupsafe import escape
 from report_samples import around, prediction, sheet
 
 from advisor.advice.recommendation import Exclusion, Option, Recommendation, TaskOutlook
+from advisor.cli.main import app
+from advisor.errors import InputError
 from advisor.hardware.machine import Placement
 from advisor.llamacpp.confirm import Comparison, Confirmation, Measurement, PromptResult
 from advisor.report import build, html, markdown
+from advisor.report.document import Report
 from advisor.validation.report import Group, LinePrediction, SkipCount, ValidationReport
 
 
@@ -157,3 +163,52 @@ def test_commands_of_a_sheet_run_the_pair_and_its_baseline() -> None:
     assert "-md" not in without
     assert prove.startswith("advisor confirm gpt-oss-120b-MXFP4.gguf gpt-oss-20b-MXFP4.gguf")
     assert {r.rule for r in built.rules} >= {"same-tokenizer", "active"}
+
+
+# ---------------------------------------------------------------- the commands
+
+
+def advisor(*arguments: str) -> None:
+    app(list(arguments), prog_name="advisor", standalone_mode=False)
+
+
+PAIR = ("gpt-oss-120b:MXFP4", "gpt-oss-20b:MXFP4", "--hardware", "395", "--acceptance", "0.718")
+
+
+def test_report_command_compares_drafts_and_machines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "r.json"
+    drafts = ("qwen3-0.6b:Q8_0", "qwen3-1.7b:Q8_0")
+    advisor("report", "qwen3-32b:Q4_K_M", *drafts, "-H", "395", "-H", "RTX 3090", "--task", "code", "-o", str(path))
+    assert capsys.readouterr().out == f"Wrote {path}.\n"
+    report = Report.model_validate_json(path.read_text(encoding="utf-8"))
+    pairs = [(s.prediction.draft.reference, s.prediction.backend) for s in report.sheets if s.prediction.draft]
+    assert pairs == [(d, b) for b in ("vulkan", "cuda") for d in drafts]
+    assert all(s.what_if and s.rules and s.commands for s in report.sheets)
+
+
+def test_report_command_without_a_file_prints_markdown_or_json(capsys: pytest.CaptureFixture[str]) -> None:
+    advisor("report", *PAIR)
+    text = capsys.readouterr().out
+    assert text.startswith("# gpt-oss-120b MXFP4 + gpt-oss-20b MXFP4 on Ryzen AI Max")
+    assert "**Slower.**" in text
+    advisor("report", *PAIR, "--json")
+    assert Report.model_validate_json(capsys.readouterr().out).sheets[0].prediction.verdict == "slower"
+
+
+def test_report_command_refuses_before_it_works(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"r\.txt"):
+        advisor("report", "no-such-model-at-all", "-o", str(tmp_path / "r.txt"))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", [("predict", *PAIR), ("recommend", PAIR[0], "-H", "395", "--no-local")])
+def test_html_beside_the_answer(command: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "page.html"
+    advisor(*command, "--html", str(path), "--json")
+    answer = json.loads(capsys.readouterr().out)  # standard output stays pure JSON
+    page = path.read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>")
+    assert "What if?" in page
+    if command[0] == "recommend":
+        assert escape(answer["headline"]) in page
+        assert "What would change the answer" in page
