@@ -2,8 +2,8 @@
 
     python examples/launcher.py model.gguf [more.gguf ...]
 
-The first model is the target, the others are offered as drafts. A launcher would keep one ``Advisor`` and ask it from any
-thread; nothing here prints, blocks longer than it says, or needs a network.
+The first model is the target, the others are offered as drafts. A launcher would keep one ``Advisor`` and ask it from
+any thread; nothing here prints, blocks longer than it says, or needs a network.
 """
 
 from __future__ import annotations

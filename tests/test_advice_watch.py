@@ -10,8 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
-from advice_samples import model, prediction
+from advice_samples import spread
 
+from advisor.advice.recommendation import Expectation
 from advisor.advice.watch import (
     Counters,
     Finding,
@@ -41,7 +42,8 @@ llamacpp:spec_decode_num_accepted_tokens_per_pos_total{position="1"} 54
 llamacpp:predicted_tokens_seconds NaN
 garbage line {
 """
-PAIR = prediction(model(), model("small", 0.6e9, width=1024), acceptance=0.6, speedup=1.5)  # 27 to 33 tok/s
+PAIR = Expectation(speculates=True, speed=spread(30), acceptance=spread(0.6, 0.15), break_even_acceptance=0.25)
+PLAIN = Expectation(speculates=False, speed=spread(20))
 
 
 def kinds(findings: tuple[Finding, ...]) -> list[str]:
@@ -123,8 +125,15 @@ def test_nothing_drafted_is_never_a_result() -> None:
 
 
 def test_a_plain_run_is_compared_with_the_baseline() -> None:
-    plain = prediction(model(), method="none")
-    assert kinds(judge(seen(20, None, speculative=False), plain)) == ["as predicted"]
+    assert kinds(judge(seen(20, None, speculative=False), PLAIN)) == ["as predicted"]
+    assert (
+        judge(seen(10, None, speculative=False), PLAIN)[0].message == "10.0 tok/s is below the predicted 18.0 to 22.0."
+    )
+
+
+def test_mixed_methods_and_p_min_are_judged_by_speed_alone() -> None:
+    mixed = PAIR.model_copy(update={"acceptance": None})
+    assert kinds(judge(seen(30, 0.95), mixed)) == ["as predicted"]
 
 
 @contextmanager

@@ -196,6 +196,11 @@ class Embedded:
         from advisor.llamacpp.server import Server, ServerOptions
 
         argv = answer.command.argv if answer.command is not None else ()
+        model = _after(argv, "-m")
+        if model is None:
+            raise EngineError(
+                "The embedded engine downloads nothing.", "Get the model file first, or install llama-server."
+            )
         best = answer.best
         if len(best.methods) > 1:
             raise EngineError(
@@ -206,7 +211,7 @@ class Embedded:
         self._server = Server(
             engine,
             ServerOptions(
-                model=_after(argv, "-m") or "",
+                model=model,
                 draft=_after(argv, "-md"),
                 method=best.methods[0] if best.methods else "none",
                 draft_max=best.draft_max if best.methods and not best.spec_default else None,

@@ -82,7 +82,13 @@ class Run(Frozen):
     spec_default: bool = False
     """Ask for llama.cpp's own choice (``ngram-mod`` 24/48/64) by ``--spec-default``."""
     context: int = 4096
+    """Tokens each slot must hold."""
     setup: Setup
+
+    @property
+    def total_context(self) -> int:
+        """What ``-c`` must say: llama.cpp divides it among the slots."""
+        return self.context * self.setup.parallel
 
     @property
     def ordered(self) -> tuple[Method, ...]:
@@ -176,7 +182,7 @@ def server_argv(
     argv = [*build.program, *model_flags(run.target)]
     argv += speculation_flags(run, build)
     argv += placement_flags(run.setup)
-    argv += ["-c", str(run.context), "-np", str(run.setup.parallel)]
+    argv += ["-c", str(run.total_context), "-np", str(run.setup.parallel)]
     argv += cache_flags(run.setup)
     if metrics:
         argv.append("--metrics")

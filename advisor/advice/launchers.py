@@ -268,7 +268,7 @@ def jan(run: Run) -> Entry:
             return _no("jan", "n-gram methods: model.yml has no field for them.", where, "yaml")
     if run.setup.placement.rpc:
         return _no("jan", "RPC hosts: model.yml has no field for them.", where, "yaml")
-    fields: dict[str, Any] = {"model_path": _path(run.target), "ctx_size": run.context}
+    fields: dict[str, Any] = {"model_path": _path(run.target), "ctx_size": run.total_context}
     if run.setup.parallel > 1:
         fields["parallel"] = run.setup.parallel
     place = run.setup.placement
@@ -322,7 +322,7 @@ def localai(run: Run) -> Entry:
         "name": slug(run.target.name),
         "backend": "llama-cpp",
         "parameters": {"model": _path(run.target)},
-        "context_size": run.context,
+        "context_size": run.total_context,
         "gpu_layers": 0 if run.setup.backend == "cpu" else ALL_LAYERS if place.gpu_layers is None else place.gpu_layers,
     }
     if run.draft is not None:
@@ -376,7 +376,7 @@ def lemonade(run: Run, build: BuildFlags) -> Entry:
     missing = []
     if run.setup.placement.gpu_layers is not None:
         missing.append("-ngl: Lemonade chooses the number of layers on the GPU itself.")
-    value = {"user." + slug(run.target.name): {"ctx_size": run.context, "llamacpp_args": " ".join(words)}}
+    value = {"user." + slug(run.target.name): {"ctx_size": run.total_context, "llamacpp_args": " ".join(words)}}
     return _entry("lemonade", where, "json", lambda: to_json(value), missing, _fetch_notes(run))
 
 
@@ -418,7 +418,7 @@ def docker_model_runner(run: Run, shell: Shell) -> Entry:
     def reference(p: ModelPlace) -> str:
         return f"hf.co/{p.repo}:{p.tag}" if p.repo and p.tag else f"hf.co/{p.repo}" if p.repo else f"ai/{slug(p.name)}"
 
-    argv = ["docker", "model", "configure", f"--context-size={run.context}"]
+    argv = ["docker", "model", "configure", f"--context-size={run.total_context}"]
     if run.draft is not None:
         argv += [
             f"--speculative-draft-model={reference(run.draft)}",

@@ -31,6 +31,9 @@ from advisor.speculation.predict import SURE as FASTER
 from advisor.speculation.prediction import Method, Task, Verdict
 from advisor.text import clean
 
+ANSWER = 4096
+"""Tokens left for an answer [tokens]."""
+
 
 def recommend(
     target: ModelDescription | str,
@@ -59,8 +62,8 @@ def recommend(
         task: kind of text; None = not known.
         temperature: sampling temperature.
         depth: tokens already in the context.
-        context: context to plan memory for and to start the server with [tokens]; None = ``depth`` + 4096, at
-            least 4096.
+        context: context each slot must hold, for memory and the command [tokens]; None = ``depth`` + 4096, or what
+            the model was trained for if that is less.
         drafts: described models, files or folders to take drafts from, besides the usual places.
         local: also look where LM Studio, llama.cpp, Hugging Face and Ollama keep their files.
         catalogue: also weigh models that would have to be downloaded.
@@ -86,7 +89,7 @@ def recommend(
         raise InputError(
             f"{clean(target.name)} is a {target.kind} file, not a model that writes text.", "Name the target itself."
         )
-    context = context if context is not None else max(4096, depth + 4096)
+    context = context if context is not None else default_context(target, depth)
     question = Question(target, setup, task, temperature, depth, context, calibrated)
     found = gather(question, drafts, local=local, catalogue=catalogue, hub=hub, progress=progress, cancelled=cancelled)
     candidates, excluded = _of_build(found, methods)
@@ -101,6 +104,13 @@ def recommend(
         started=started,
         cancelled=cancelled,
     )
+
+
+def default_context(target: ModelDescription, depth: int) -> int:
+    """Context to plan for when nobody said: room for an answer behind what is there, within what the model knows."""
+    wanted = depth + ANSWER
+    limit = target.context_length
+    return wanted if limit is None or limit <= depth else min(wanted, limit)
 
 
 def gather(

@@ -10,7 +10,7 @@ from advisor.advice import candidates as pool
 from advisor.advice.candidates import Cancelled, Progress, checkpoint
 from advisor.advice.disk import Shelf, models_on_disk
 from advisor.advice.explain import headline
-from advisor.advice.recommend import known_trouble, option_of
+from advisor.advice.recommend import default_context, known_trouble, option_of
 from advisor.advice.recommendation import DropdownNote, Origin, Scan, ScanRow
 from advisor.advice.weigh import Question, Trial, choose, weigh
 from advisor.errors import AdvisorError
@@ -68,14 +68,14 @@ def scan(
     started = time.perf_counter()
     look = usual if usual is not None else not folders
     shelf = models_on_disk(folders, usual=look, progress=progress, cancelled=cancelled)
-    context = context if context is not None else max(4096, depth + 4096)
     targets = [(f, m) for f, m in shelf.found if m.kind == "model"]
     rows = []
     for i, (found, target) in enumerate(targets):
         checkpoint(cancelled)
         if progress is not None:
             progress("weighing", i, len(targets))
-        question = Question(target, setup, task, temperature, depth, context, calibrated)
+        room = context if context is not None else default_context(target, depth)
+        question = Question(target, setup, task, temperature, depth, room, calibrated)
         try:
             rows.append(_row(question, found, shelf, methods, cancelled))
         except AdvisorError as error:

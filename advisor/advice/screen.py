@@ -60,15 +60,16 @@ def _recommendation(
     task = r.task or "any text"
     place = f"{safe(r.hardware, 60)}{dot}{r.backend}{dot}{task}{dot}context {r.context}"
     style = "bold green" if r.speculate else "bold yellow"
+    shown = r.options if everything else _leading(r.options)
     parts: list[RenderableType] = [
         Text(f"{safe(r.target.name, 80)} {safe(r.target.quant, 20)}", style="bold"),
         Text(place, style="dim"),
         Text(),
         Text(safe(r.headline), style=style),
         Text(),
-        _options(r.options if everything else _leading(r.options), safe),
+        _options(shown, safe),
     ]
-    hidden = len(r.options) - SHOWN
+    hidden = len(r.options) - len(shown)
     if hidden > 0 and not everything:
         parts.append(Text(f"   and {hidden} more (--all)", style="dim"))
     if any(o.download_bytes for o in r.options):
@@ -87,8 +88,13 @@ def _recommendation(
 
 
 def _leading(options: tuple[Option, ...]) -> tuple[Option, ...]:
-    """The first few, and always the run without speculation."""
-    shown = options[:SHOWN]
+    """The first few, one of n-gram methods that come out alike, and always the run without speculation."""
+    distinct: list[Option] = []
+    for option in options:
+        grams = option.draft is None and len(option.methods) == 1 and option.methods[0].startswith("ngram")
+        if not (grams and any(o.speed == option.speed for o in distinct)):
+            distinct.append(option)
+    shown = tuple(distinct[:SHOWN])
     plain = next((o for o in options if not o.methods), None)
     return shown if plain is None or plain in shown else (*shown[:-1], plain)
 
@@ -176,6 +182,11 @@ def _run_it(r: Recommendation, safe: Safe, launcher: str | None) -> list[Rendera
     if studio is not None:
         words = (studio.content or "").replace("\n", "; ") if studio.possible else " ".join(studio.missing)
         parts.append(Text.assemble(("LM Studio: ", "bold"), safe(words)))
+    if r.prediction is not None and r.best.methods and r.command is not None and r.command.ready:
+        from advisor.report.terminal import confirm_command
+
+        proof = Text.assemble(("Prove it: ", "bold"), confirm_command(r.prediction), no_wrap=True, overflow="ignore")
+        parts.append(proof)
     others = ", ".join(e.launcher for e in r.launchers if e.possible and e.launcher != "lm-studio")
     if others:
         parts.append(Text.assemble(("Entries for: ", "bold"), f"{others} (--for NAME)"))
