@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime, timedelta, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from rich.console import Console
 from advisor.cli import doctor
 from advisor.cli.main import app
 from advisor.errors import EngineError, InputError
+from advisor.performance.measured import Calibration, Curve, Machine, MatrixCost
 
 
 @pytest.fixture(autouse=True)
@@ -179,3 +181,34 @@ def test_low_disk_space_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_missing_extras_tell_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     assert only(doctor._extras(), "extra report").cure == 'pip install "draft-advisor[report]"'
+
+
+def calibration(created: str) -> Calibration:
+    curve = Curve(columns=(1,), values=(1e-11,))
+    return Calibration(
+        created=created, machine=Machine(processor="x", threads=2, memory=16), backend="cpu", engine="embedded 1",
+        build="b11434", seconds=60, matrices=(MatrixCost(quant="Q8_0", seconds_per_byte=curve),),
+        layers={"dense": curve}, step=1e-4, cache=curve,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("days", "applies", "status", "word"),
+    [(3, True, "works", "3 days old"), (200, True, "limited", "200 days"), (3, False, "limited", "another machine")],
+)
+def test_calibration_is_judged_by_age_and_machine(
+    days: int, applies: bool, status: str, word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = calibration((datetime.now(timezone.utc) - timedelta(days=days, hours=1)).isoformat())
+    monkeypatch.setattr("advisor.performance.measured.load_calibrations", lambda: (stored,))
+    monkeypatch.setattr("advisor.performance.measured.applicable", lambda _: stored if applies else None)
+    check = only(doctor._calibration(), "calibration")
+    assert check.status == status
+    assert word in check.found
+    assert check.cure is None or "advisor calibrate" in check.cure
+
+
+def test_no_calibration_is_no_fault() -> None:
+    check = only(doctor._calibration(), "calibration")
+    assert check.status == "limited"
+    assert "Optional" in (check.cure or "")

@@ -83,6 +83,7 @@ def diagnose(offline: bool = False) -> Diagnosis:
         ("package", _package),
         ("engine", _engine),
         ("devices", _devices),
+        ("calibration", _calibration),
         ("models on this disk", _models),
         ("disk space", _disk),
         *([] if offline else [("Hugging Face Hub", _hub)]),
@@ -150,6 +151,36 @@ def _devices() -> list[Check]:
         checks.append(Check(name="host", status="works", found=clean(setup.hardware.host.name)))
     checks.append(Check(name="backend", status="works", found=setup.backend))
     return checks
+
+
+def _calibration() -> list[Check]:
+    from datetime import datetime, timezone
+
+    from advisor.errors import AdvisorError
+    from advisor.hardware.resolve import resolve
+    from advisor.performance.measured import applicable, load_calibrations
+
+    stored = load_calibrations()
+    if not stored:
+        cure = "Optional: `advisor calibrate` measures this machine once; predictions for it become much narrower."
+        return [Check(name="calibration", status="limited", found="none yet: fitted constants are used", cure=cure)]
+    try:
+        used = applicable(resolve("auto"))
+    except AdvisorError:
+        used = None
+    newest = used or stored[0]
+    made = datetime.fromisoformat(newest.created.replace("Z", "+00:00"))
+    if made.tzinfo is None:
+        made = made.replace(tzinfo=timezone.utc)
+    days = (datetime.now(timezone.utc) - made).days
+    found = f"{days} days old, {clean(newest.engine, 60)}, {newest.backend}"
+    if used is None:
+        cure = "Run `advisor calibrate` again."
+        return [Check(name="calibration", status="limited", found=f"{found}: of another machine or backend", cure=cure)]
+    if days > OLD_DAYS:
+        cure = "Run `advisor calibrate` again: drivers and llama.cpp change."
+        return [Check(name="calibration", status="limited", found=found, cure=cure)]
+    return [Check(name="calibration", status="works", found=found)]
 
 
 def _models() -> list[Check]:
