@@ -136,7 +136,10 @@ def test_shown_commands_parse(page: str, line: str) -> None:
     command = command_of(words[1])
     while words[2:] and hasattr(command, "commands") and words[2] in command.commands:
         command, words = command.commands[words[2]], [words[0], *words[2:]]
-    options = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    whole = [command, *(command.commands.values() if "..." in line and hasattr(command, "commands") else ())]
+    options = {
+        name for one in whole for parameter in one.params for name in (*parameter.opts, *parameter.secondary_opts)
+    }
     for word in words[2:]:
         if word.startswith("-") and not re.fullmatch(r"-\d.*", word):
             assert word.split("=")[0] in options | {"--help", "-h"}, f"{page}: {line}"
