@@ -68,7 +68,7 @@ def test_blocks_are_closed_and_never_nested() -> None:
 
 def test_every_command_is_documented() -> None:
     sources = {b.source for b in BLOCKS}
-    assert {f"advisor {name} --help" for name in COMMANDS} <= sources
+    assert {f"advisor {name} --help" for name in (*COMMANDS, *(name for name, _ in LEAVES))} <= sources
 
 
 def test_picture_shows_the_present_predictions() -> None:
