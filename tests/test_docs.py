@@ -284,6 +284,8 @@ def completions(words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         ("advisor predict x --hardware rtx-309", "rtx-3090"),
         ("advisor report x y --hardware rtx-409", "rtx-4090"),
         ("advisor predict x --hard", "--hardware"),
+        ("advisor check gpt-oss-120b gpt-oss-2", "gpt-oss-20b"),
+        ("advisor hardware show rtx-309", "rtx-3090"),
     ],
 )
 def test_shell_completion(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from advisor.cli.options import Json
+from advisor.cli.options import Json, complete_model
 
 if TYPE_CHECKING:
     from advisor.models.pairs import PairReport
@@ -16,8 +16,16 @@ app = typer.Typer(rich_markup_mode=None)
 
 @app.command()
 def check(
-    target: Annotated[str, typer.Argument(help="The model whose output is wanted: path, org/repo or catalogue name.")],
-    draft: Annotated[str, typer.Argument(help="The model that guesses: a small model or a drafter head.")],
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="The model whose output is wanted: path, org/repo or catalogue name.", autocompletion=complete_model
+        ),
+    ],
+    draft: Annotated[
+        str,
+        typer.Argument(help="The model that guesses: a small model or a drafter head.", autocompletion=complete_model),
+    ],
     build: Annotated[
         Optional[int],  # noqa: UP045 - typer reads the annotation at run time, on Python 3.10 too
         typer.Option("--build", help="llama.cpp build number to judge by; default: that of the engine found here."),

@@ -97,7 +97,11 @@ def list_(
 @app.command()
 def show(
     name: Annotated[
-        str, typer.Argument(help='A machine: "RTX 3090", 395, "2x RTX 3090", "RTX 4090 + DDR5-6000 64GB".')
+        str,
+        typer.Argument(
+            help='A machine: "RTX 3090", 395, "2x RTX 3090", "RTX 4090 + DDR5-6000 64GB".',
+            autocompletion=options.complete_hardware,
+        ),
     ],
     json: options.Json = False,
 ) -> None:
