@@ -206,6 +206,22 @@ def test_hub_offers_the_target_with_its_mtp_layers() -> None:
     assert "hf:someone/Qwen3.6-27B-MTP-GGUF" in found.excluded[-1].reason
 
 
+def test_one_gated_repository_stops_nothing_but_all_of_them_do() -> None:
+    target = describe_catalogue("qwen3-32b:Q4_K_M")
+    wanted = next(q for q in queries(target) if "0.6b" in q)
+    hub = FakeHub({wanted: ["gated/Qwen3-0.6B-GGUF", "open/Qwen3-0.6B-GGUF"]})
+
+    def describe(reference: str) -> ModelDescription:
+        if "gated" in reference:
+            raise HubError("This repository is gated.")
+        return describe_catalogue("qwen3-0.6b:" + reference.rsplit(":", 1)[1])
+
+    assert len(from_hub(target, api=hub, describe=describe).candidates) == 3
+    hub.found[wanted] = ["gated/Qwen3-0.6B-GGUF"]
+    with pytest.raises(HubError, match="gated"):
+        from_hub(target, api=hub, describe=describe)
+
+
 def test_hub_out_of_reach_and_cancelled() -> None:
     target = describe_catalogue("qwen3-32b:Q4_K_M")
     with pytest.raises(HubError, match="--hub"):

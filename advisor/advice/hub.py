@@ -70,6 +70,7 @@ def from_hub(
         for name in search(api, words):
             repositories.setdefault(name)
     models: list[ModelDescription] = []
+    refused: HubError | None = None
     for i, name in enumerate(repositories):
         if progress is not None:
             progress("reading headers from the Hub", i, len(repositories))
@@ -77,10 +78,12 @@ def from_hub(
             checkpoint(cancelled)
             try:
                 models.append(describe(f"hf:{name}:{quant}"))
-            except HubError:
-                raise
+            except HubError as error:
+                refused = error  # one repository may be gated or odd; all of them means that the Hub is out of reach
             except AdvisorError:
                 continue  # no file of that type there, or no usable one
+    if refused is not None and not models:
+        raise refused
     found = of_models(target, [m for m in models if not _same_model(target, m)], lambda _: "hub", preflight)
     notes = []
     if target.mtp is None:

@@ -103,7 +103,9 @@ def _row(
     def origin(model: ModelDescription) -> Origin:
         return "beside the target" if pool.beside(target, model) else "file"
 
-    parts = [pool.inside(target), pool.ngrams(), pool.of_models(target, shelf.models, origin, known_trouble)]
+    # Most of a disk is no draft for a given target; sizes tell without a closer look.
+    small = [m for m in shelf.models if m.kind == "drafter" or m.decode_bytes < pool.SMALLER * target.decode_bytes]
+    parts = [pool.inside(target), pool.ngrams(), pool.of_models(target, small, origin, known_trouble)]
     every = [c for part in parts for c in part.candidates if methods is None or c.method in methods]
     trials, _ = weigh(question, every, full=0, cancelled=cancelled)
     plain, rest = trials[0], trials[1:]
