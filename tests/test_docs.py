@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import typer
 
+from advisor.cli.completion import mend_bash_words
 from advisor.cli.main import COMMANDS, app
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -292,3 +293,34 @@ def test_shell_completion(
     words: str, expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert expected in completions(words, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize(
+    ("words", "place", "mended", "moved"),
+    [
+        (["advisor", "predict", "a", ":", "Q8_0", "b"], 5, ["advisor", "predict", "a:Q8_0", "b"], 3),
+        (["advisor", "predict", "a", ":", "Q8"], 4, ["advisor", "predict", "a:Q8"], 2),
+        (["advisor", "predict", "a", ":"], 3, ["advisor", "predict", "a:"], 2),
+        (["advisor", "predict", "a", "", "x", ":", "y"], 3, ["advisor", "predict", "a", "", "x:y"], 3),
+        (["advisor", "predict", "a"], 2, ["advisor", "predict", "a"], 2),
+    ],
+)
+def test_bash_words_are_mended(words: list[str], place: int, mended: list[str], moved: int) -> None:
+    environment = {"COMP_WORDS": "\n".join(words), "COMP_CWORD": str(place)}
+    mend_bash_words(environment)
+    assert environment == {"COMP_WORDS": "\n".join(mended), "COMP_CWORD": str(moved)}
+
+
+def test_completion_in_a_real_bash() -> None:
+    """Bash itself splits the line, calls the program and fills COMPREPLY."""
+    program = Path(sys.executable).with_name("advisor")
+    if not program.exists():
+        pytest.skip("the advisor script is not installed")
+    script = f"""
+eval "$({shlex.quote(str(program))} --show-completion bash)"
+COMP_WORDS=(advisor predict qwen3.5-27b : Q8_0 qwen3.5-0); COMP_CWORD=5
+_advisor_completion {shlex.quote(str(program))}
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert "qwen3.5-0.8b" in done.stdout.split()

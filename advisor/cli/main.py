@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from typing import Any
 
@@ -68,6 +69,10 @@ def main() -> None:
     from advisor.errors import EXIT_INTERRUPTED, AdvisorError
     from advisor.text import clean
 
+    if os.environ.get("_ADVISOR_COMPLETE") == "complete_bash":
+        from advisor.cli.completion import mend_bash_words
+
+        mend_bash_words(os.environ)
     try:
         app()
     except AdvisorError as error:
