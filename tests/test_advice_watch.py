@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from advice_samples import spread
 
 from advisor.advice.recommendation import Expectation
 from advisor.advice.watch import (
+    MIN_TOKENS,
     Counters,
     Finding,
     Observation,
@@ -228,3 +230,29 @@ def test_watching_ends_when_cancelled_or_when_the_server_dies() -> None:
     gone = readings(at(0, 30, 0.6), EngineError("The server at x does not answer: ConnectError."))
     with pytest.raises(EngineError, match="has stopped"):
         watch("http://x", PAIR, read=gone, wait=lambda _: None, alive=lambda: False)
+
+
+@pytest.mark.engine
+def test_the_counters_of_a_real_server(smollm2: Path) -> None:
+    """A real llama.cpp drafts from a repeating prompt; what it counts is what is read."""
+    pytest.importorskip("xllamacpp")
+    from advisor.llamacpp.embedded import embedded_engine
+    from advisor.llamacpp.server import Server, ServerOptions
+
+    options = ServerOptions(
+        model=str(smollm2), method="ngram-simple", draft_max=4, context=512, threads=1, warmup=False
+    )
+    with Server(embedded_engine(), options) as server:
+        before = read_counters(server.client.url)
+        assert before.speculative is True
+        assert before.predicted_tokens == 0
+        body = {"prompt": "The cat sat on the mat. " * 12 + "The cat", "n_predict": 48, "temperature": 0}
+        answer = server.client.json("POST", "/completion", body)
+        after = read_counters(server.client.url)
+    total = between(before, after)
+    assert total.tokens == answer["timings"]["predicted_n"]
+    assert total.drafted == answer["timings"]["draft_n"]
+    assert total.accepted == answer["timings"]["draft_n_accepted"]
+    expected = Expectation(speculates=True, speed=spread(1e6))
+    if total.tokens >= MIN_TOKENS:
+        assert kinds(judge(total, expected)) == ["slower"]
