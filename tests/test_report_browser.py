@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import browser
+import gguf_files
 import pytest
 from report_samples import HOSTILE, curves, hostile_sheet, prediction, sheet
 
+from advisor.cli.main import app
 from advisor.report import html, whatif
 from advisor.report.document import WhatIf
 
@@ -211,4 +214,35 @@ def test_without_script_the_answer_is_still_there(chromium: browser.Browser, rep
     shown = " ".join(name for _, name in page.names())
     assert "1.58x" in shown
     assert "What if?" not in shown
+    page.close()
+
+
+def test_hostile_file_from_the_command_line_to_the_browser(
+    chromium: browser.Browser, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A real file with a hostile name inside and outside, described, predicted, printed and shown."""
+    folder = tmp_path / "a;b $(touch pwned) <img src=x onerror=alert(1)>"
+    folder.mkdir()
+    keys, tensors = gguf_files.llama()
+    keys |= {"general.name": HOSTILE, "general.architecture": "llama"}
+    path = gguf_files.write_gguf(folder / "x'<script>window.pwned=1<\u202e\"`.gguf", keys, tensors)
+    page_path = tmp_path / "page.html"
+    command = ["predict", str(path), "--method", "ngram-simple", "--hardware", "RTX 3090", "--html", str(page_path)]
+    app(command, prog_name="advisor", standalone_mode=False)
+    printed = capsys.readouterr().out
+    assert not [c for c in printed if c != "\n" and (ord(c) < 32 or c in "\x7f\u202e")]
+    page = chromium.open(page_path)
+    assert page.complaints() == []
+    assert page.requests() == []
+    assert page.evaluate("window.pwned") is None
+    assert page.evaluate("document.querySelectorAll('img').length") == 0
+    assert "window.pwned=1" in page.evaluate("document.querySelector('h1').textContent")
+    commands = page.evaluate("[...document.querySelectorAll('pre')].map((p) => p.textContent)")
+    assert len(commands) == 3
+    echo = """() { printf '%s\\0' "$@"; }"""
+    for text in commands:
+        script = f"llama-server{echo}; advisor{echo}; {text}"
+        done = subprocess.run(["bash", "-c", script], capture_output=True, check=True, cwd=tmp_path)
+        assert str(path).encode() in done.stdout.split(b"\0")
+    assert not (tmp_path / "pwned").exists()
     page.close()
