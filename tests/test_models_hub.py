@@ -8,12 +8,15 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gguf_files import header_bytes, llama, vocabulary
 from hub import LoopbackHub, serve_hub
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from advisor.errors import (
     EXIT_INPUT,
@@ -25,6 +28,7 @@ from advisor.errors import (
     UnknownModelError,
 )
 from advisor.models import hub as hub_module
+from advisor.models.hfconfig import describe_repository
 from advisor.models.hub import choose_file, parse_place
 from advisor.models.reference import describe
 from advisor.models.tokenizer import compare
@@ -393,6 +397,33 @@ def test_unusable_configs(hub: LoopbackHub, config: object) -> None:
     with pytest.raises((InputError, HubError)) as caught:
         describe("org/weights")
     assert "\n" not in str(caught.value)
+
+
+@settings(max_examples=150, deadline=2000)
+@given(
+    st.sampled_from(["qwen3", "llama", "gemma3_text", "qwen3_5_text", "deepseek_v3", "gpt_oss", "mixtral", "cohere2"]),
+    st.dictionaries(
+        st.sampled_from(
+            [
+                "num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads",
+                "num_key_value_heads", "head_dim", "intermediate_size", "num_experts", "num_local_experts",
+                "num_experts_per_tok", "moe_intermediate_size", "kv_lora_rank", "qk_rope_head_dim",
+                "sliding_window", "layer_types", "full_attention_interval", "linear_num_value_heads",
+                "n_shared_experts", "text_config",
+            ]
+        ),
+        st.one_of(st.integers(-5, 2**40), st.integers(0, 9), st.none(), st.booleans(), st.text(max_size=4),
+                  st.lists(st.sampled_from(["full_attention", "x"]), max_size=3), st.floats(),
+                  st.just({"hidden_size": 3})),
+        max_size=9,
+    ),
+)  # fmt: skip
+def test_wild_configs_never_crash(kind: str, changes: dict[str, Any]) -> None:
+    config = {**QWEN3_8B, "num_hidden_layers": 3, "model_type": kind, **changes}
+    with suppress(AdvisorError):
+        model = describe_repository("org/repo", config, None, None, "org/repo")
+        assert len(model.layers) <= 512
+        assert model.decode_bytes >= 0
 
 
 def test_repository_with_neither(hub: LoopbackHub) -> None:

@@ -65,6 +65,12 @@ _EXTRA: dict[str, dict[str, Any]] = {
 _DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "half": "F16", "float": "F32"}
 
 
+MOST = 1 << 26
+"""Largest size a config may state (contexts reach ten million)."""
+MOST_LAYERS = 512
+"""llama.cpp's own limit (LLAMA_MAX_LAYERS)."""
+
+
 class _Config:
     """The language model's part of a config, with its values checked."""
 
@@ -94,7 +100,7 @@ class _Config:
             value = self.part.get(name)
             if isinstance(value, bool) or value is None:
                 continue
-            if not isinstance(value, int) or not 0 <= value < 1 << 32:
+            if not isinstance(value, int) or not 0 <= value <= MOST:
                 raise InputError(
                     f"config.json of {self.repo} has the unusable {clean(name)}: {clean(str(value), 40)}.",
                     "Name a repository with GGUF files.",
@@ -185,6 +191,10 @@ def _architecture(config: _Config) -> str:
 def _row(config: _Config, architecture: str, repo: str) -> Row:
     """A catalogue row for this config: of an entry with the same shape, or built from the config."""
     layers, width = config.number("num_hidden_layers", "num_layers", "n_layer"), config.number("hidden_size", "n_embd")
+    if not 0 < layers <= MOST_LAYERS or not width:
+        raise InputError(
+            f"config.json of {repo} describes {layers} layers of width {width}.", "Name a repository with GGUF files."
+        )
     vocabulary = config.number("vocab_size", "padded_vocab_size")
     experts = config.optional("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts") or 0
     feed = config.optional("intermediate_size", "ffn_hidden_size")
@@ -284,7 +294,7 @@ def _kinds(config: _Config, architecture: str, layers: int) -> tuple[list[str], 
     if isinstance(stated, list) and len(stated) == layers and all(s in names for s in stated):
         kinds = [names[s] for s in stated]
     elif architecture in ("qwen35", "qwen35moe", "qwen3next"):
-        every = config.number("full_attention_interval")
+        every = max(1, config.number("full_attention_interval"))
         kinds = ["full" if (i + 1) % every == 0 else "linear" for i in range(layers)]
     elif architecture in ("gemma2", "gemma3", "cohere2", "gpt-oss"):
         period = {"gemma2": 2, "gpt-oss": 2, "cohere2": 4}.get(architecture, 6)
