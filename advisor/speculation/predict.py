@@ -7,15 +7,16 @@ uncertainty is carried to the answer: in log space the two are independent, so t
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from typing import NamedTuple
 
-from advisor.base import Figure, Frozen, Range
+from advisor.base import Figure, Range
 from advisor.errors import InputError
 from advisor.hardware.machine import Setup
 from advisor.models.description import ModelDescription
 from advisor.performance.costs import CostModel
+from advisor.performance.identity import IdentityCache
 from advisor.performance.memory import memory_plan
-from advisor.performance.passes import CostSource, plan_of
+from advisor.performance.passes import CostSource
 from advisor.performance.select import cost_model, fitted_costs
 from advisor.speculation import acceptance as acceptances
 from advisor.speculation.prediction import (
@@ -26,11 +27,12 @@ from advisor.speculation.prediction import (
     Method,
     ModelSummary,
     Prediction,
+    RoundCost,
     Task,
     TokenizerVerdict,
     Verdict,
 )
-from advisor.speculation.rounds import Round, round_of
+from advisor.speculation.rounds import Expected, Rounds, gate, gated_rate, positions_behind_gate, rounds_of
 
 LEVEL = 0.8
 """Every range is the central 80 % interval."""
@@ -109,22 +111,19 @@ def _width_reason(target: ModelDescription, draft: ModelDescription) -> str:
     )
 
 
-class _Point(Frozen):
-    """One draft length: its round, and ln(speedup) with its spread on both sides (one z each)."""
+class _Point(NamedTuple):
+    """One draft length: the average round, and ln(speedup) with its spread on both sides (one z each)."""
 
     k: int
-    round: Round
+    expected: Expected
+    cost: float
+    """R(k) [decode steps]."""
     log_speedup: float
     down: float
     up: float
 
     def range(self) -> Range:
-        return Range(
-            median=math.exp(self.log_speedup),
-            low=math.exp(self.log_speedup - self.down),
-            high=math.exp(self.log_speedup + self.up),
-            level=LEVEL,
-        )
+        return _spread(math.exp(self.log_speedup), self.down, self.up)
 
     @property
     def probability_faster(self) -> float:
@@ -178,26 +177,24 @@ def predict(
     charges = cost_model(setup, calibrated=calibrated)
     tokenizer = tokenizer_verdict(target, draft, method)
     at = draft_max or default_draft_max(method)
-    estimate = (
-        acceptances.given(acceptance, at, method)
-        if acceptance is not None
-        else acceptances.estimate(target, draft, method, task=task, temperature=temperature, k=at)
-    )
+    if acceptance is not None:
+        estimate = acceptances.given(acceptance, at, method)
+        # What was reported with a gate describes the tokens the gate let through; the model wants all of them.
+        ungated = acceptances.given(ungated_rate(acceptance, at, p_min), at, method) if p_min > 0 else estimate
+    else:
+        estimate = ungated = acceptances.estimate(target, draft, method, task=task, temperature=temperature, k=at)
 
-    points = {
-        k: _point(target, draft, method, setup, k, estimate, depth=depth, p_min=p_min, costs=costs)
-        for k in sweep(method, draft_max, target, draft)
-    }
+    rounds = rounds_of(target, draft, method, setup, depth=depth, parallel=setup.parallel, costs=costs)
+    points = {k: _point(rounds, k, ungated, p_min) for k in sweep(method, draft_max, target, draft)}
     best = max(points.values(), key=lambda p: p.log_speedup)
     chosen = points[draft_max] if draft_max is not None else best
     estimate = acceptances.at_length(estimate, chosen.k)
 
-    slots = setup.parallel
-    base_tps = 1 / plan_of(target, setup, costs).seconds(slots, slots, depth, sequences=slots)
+    base_tps = 1 / rounds.base
     step_sd = charges.step_log_sd(target.architecture)
     ratio = chosen.range()
     speculative = base_tps * ratio.median
-    memory = memory_plan(target, draft, method, setup, context=context, draft_max=chosen.k)
+    memory = _memory(target, draft, method, setup, context, chosen.k)
     verdict = _verdict(chosen, tokenizer, memory, force)
     return Prediction(
         target=summarise(target),
@@ -211,21 +208,21 @@ def predict(
         depth=depth,
         parallel=setup.parallel,
         acceptance=estimate,
-        mean_accepted_length=chosen.round.tokens,
+        mean_accepted_length=chosen.expected.tokens,
         baseline_tps=_spread(base_tps, Z * step_sd, Z * step_sd),
         speculative_tps=_spread(speculative, math.hypot(chosen.down, Z * step_sd), math.hypot(chosen.up, Z * step_sd)),
         speedup=ratio,
         probability_faster=chosen.probability_faster,
-        round=chosen.round.cost,
+        round=rounds.cost_of(chosen.expected),
         best=BestDraftLength(draft_max=best.k, speedup=math.exp(best.log_speedup))
         if best.log_speedup > 0
         else BestDraftLength(draft_max=0, speedup=1.0),
-        break_even_acceptance=break_even(target, draft, method, setup, chosen.k, depth=depth, p_min=p_min, costs=costs),
+        break_even_acceptance=break_even(rounds, chosen.k, p_min),
         curve=tuple(
             CurvePoint(
                 draft_max=p.k,
-                round_cost=p.round.cost.cost,
-                mean_accepted_length=p.round.tokens,
+                round_cost=p.cost,
+                mean_accepted_length=p.expected.tokens,
                 speedup=p.range(),
             )
             for p in sorted(points.values(), key=lambda p: p.k)
@@ -233,10 +230,17 @@ def predict(
         memory=memory,
         tokenizer=tokenizer,
         verdict=verdict,
-        reasons=explain(target, draft, method, chosen, estimate, best, tokenizer, memory, verdict),
+        reasons=explain(
+            target, draft, method, chosen, rounds.cost_of(chosen.expected), estimate, best, tokenizer, memory, verdict
+        ),
         figures=_figures(target, setup, charges),
         assumptions=_assumptions(target, draft, setup),
     )
+
+
+def ungated_rate(acceptance: float, k: int, p_min: float) -> float:
+    """Acceptance of all ``k`` tokens when ``acceptance`` was reported behind a gate ``p_min``."""
+    return gated_rate(positions_behind_gate(acceptance, k, p_min)[0], k, 0.0)
 
 
 def _check(
@@ -278,69 +282,45 @@ def sweep(
     return lengths
 
 
-def _point(
-    target: ModelDescription,
-    draft: ModelDescription | None,
-    method: Method,
-    setup: Setup,
-    k: int,
-    estimate: AcceptanceEstimate,
-    *,
-    depth: int,
-    p_min: float,
-    costs: CostSource | None,
-) -> _Point:
+def _point(rounds: Rounds, k: int, estimate: AcceptanceEstimate, p_min: float) -> _Point:
     """The round at the median acceptance, and how far ln(speedup) moves at both ends of its range."""
 
-    def at(shift: float) -> tuple[Round, float]:
+    def at(shift: float) -> Expected:
         positions = acceptances.positions(estimate, k, shift)
-        one = round_of(
-            target, draft, method, setup, k, positions=positions, depth=depth, p_min=p_min,
-            parallel=setup.parallel, hit_rate=estimate.draft_share, costs=costs,
-        )  # fmt: skip
-        return one, math.log(one.tokens / one.cost.cost)
+        return rounds.expected(k, [gate(a, p_min) for a in positions], estimate.draft_share)
 
-    middle, centre = at(0.0)
+    middle = at(0.0)
+    centre = _log_gain(rounds, middle)
     down = up = 0.0
     if estimate.rate.high > estimate.rate.low:
-        down = max(0.0, centre - at(-Z)[1])
-        up = max(0.0, at(Z)[1] - centre)
-    physics = Z * middle.log_sd
-    return _Point(k=k, round=middle, log_speedup=centre, down=math.hypot(down, physics), up=math.hypot(up, physics))
+        down = max(0.0, centre - _log_gain(rounds, at(-Z)))
+        up = max(0.0, _log_gain(rounds, at(Z)) - centre)
+    physics = Z * rounds.log_sd(gated=p_min > 0)
+    return _Point(k, middle, middle.seconds / rounds.base, centre, math.hypot(down, physics), math.hypot(up, physics))
 
 
-def break_even(
-    target: ModelDescription,
-    draft: ModelDescription | None,
-    method: Method,
-    setup: Setup,
-    k: int,
-    *,
-    depth: int = 0,
-    p_min: float = 0.0,
-    costs: CostSource | None = None,
-) -> float | None:
+def _log_gain(rounds: Rounds, e: Expected) -> float:
+    return math.log(e.tokens * rounds.base / e.seconds)
+
+
+def break_even(rounds: Rounds, k: int, p_min: float = 0.0) -> float | None:
     """Acceptance (accepted / drafted) at which this pair neither gains nor loses at draft length ``k``.
 
-    Bisection on the constant conditional rate; None if even perfect acceptance loses. 0 if it never loses.
+    Bisection on the constant conditional rate; None if even perfect acceptance loses, 0 if it never loses.
     """
 
     def gain(rate: float) -> float:
-        one = round_of(
-            target, draft, method, setup, k, positions=(rate,) * k, depth=depth, p_min=p_min,
-            parallel=setup.parallel, costs=costs,
-        )  # fmt: skip
-        return one.tokens - one.cost.cost
+        return _log_gain(rounds, rounds.expected(k, [gate(rate, p_min)] * k))
 
     low, high = 0.0, 1.0
     if gain(1.0) <= 0:
         return None
     if gain(0.0) >= 0:
         return 0.0
-    for _ in range(12):  # 2^-12: finer than any acceptance is known
+    for _ in range(11):  # 2^-11: finer than any acceptance is known
         middle = (low + high) / 2
         low, high = (low, middle) if gain(middle) > 0 else (middle, high)
-    return sum(high**i for i in range(1, k + 1)) / k
+    return gated_rate(high, k, p_min)
 
 
 def _spread(value: float, down: float, up: float) -> Range:
@@ -359,38 +339,25 @@ def _verdict(point: _Point, tokenizer: TokenizerVerdict, memory: MemoryPlan, for
     return "too close to call"
 
 
-@lru_cache(maxsize=256)
-def _summary(key: int, holder: _Holder) -> ModelSummary:
-    model = holder.model
-    return ModelSummary(
-        name=model.name,
-        reference=model.reference,
-        architecture=model.architecture,
-        quant=model.quant,
-        size_bytes=model.size_bytes,
-        total_parameters=model.total_parameters,
-        active_parameters=model.active_parameters,
-        decode_bytes=model.decode_bytes,
-        source=model.source,
-    )
-
-
-class _Holder:
-    """Keeps the model alive as long as its cached summary, so that an id is never reused meanwhile."""
-
-    def __init__(self, model: ModelDescription) -> None:
-        self.model = model
-
-    def __hash__(self) -> int:
-        return id(self.model)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Holder) and other.model is self.model
+_SUMMARIES: IdentityCache[ModelSummary] = IdentityCache(512)
+_PLANS: IdentityCache[MemoryPlan] = IdentityCache(2048)
 
 
 def summarise(model: ModelDescription) -> ModelSummary:
     """What an answer quotes of a model."""
-    return _summary(id(model), _Holder(model))
+    names = tuple(ModelSummary.model_fields)
+    return _SUMMARIES.get((model,), None, lambda: ModelSummary(**{n: getattr(model, n) for n in names}))
+
+
+def _memory(
+    target: ModelDescription, draft: ModelDescription | None, method: Method, setup: Setup, context: int, k: int
+) -> MemoryPlan:
+    owners = (target, setup) if draft is None else (target, setup, draft)
+    return _PLANS.get(
+        owners,
+        (method, context, k),
+        lambda: memory_plan(target, draft, method, setup, context=context, draft_max=k),
+    )
 
 
 def distinct_experts(count: int, used: float, tokens: int) -> float:
@@ -406,6 +373,7 @@ def explain(
     draft: ModelDescription | None,
     method: Method,
     point: _Point,
+    cost: RoundCost,
     estimate: AcceptanceEstimate,
     best: _Point,
     tokenizer: TokenizerVerdict,
@@ -418,13 +386,13 @@ def explain(
         lines.append(f"llama.cpp refuses this pair: {tokenizer.reason}")
     if memory.fits is False:
         lines.append(f"It does not fit: {memory.advice[0]}" if memory.advice else "It does not fit in memory.")
-    k, cost = point.k, point.round.cost
+    k = point.k
     lines.append(
-        f"A round yields {point.round.tokens:.2f} tokens and costs {cost.cost:.2f} decode steps "
+        f"A round yields {point.expected.tokens:.2f} tokens and costs {cost.cost:.2f} decode steps "
         f"(draft {cost.draft:.2f}, checking {cost.verify:.2f}, the rest {cost.overhead:.2f})."
     )
     moe = next((x for x in target.layers if x.expert_count), None)
-    drafted = max(1, round(point.round.drafted))
+    drafted = max(1, round(point.expected.drafted))
     if moe:
         touched = distinct_experts(moe.expert_count, moe.expert_used, drafted + 1)
         lines.append(

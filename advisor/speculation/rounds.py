@@ -131,6 +131,11 @@ class Expected(NamedTuple):
     tokens: float
     drafted: float
 
+    @property
+    def seconds(self) -> float:
+        """The whole round [s]."""
+        return self.draft + self.verify + self.overhead + self.rollback
+
 
 class Rounds:
     """All rounds of one pair on one machine at one depth; what does not depend on acceptance is computed once."""
@@ -272,23 +277,24 @@ class Rounds:
     def round(self, k: int, gates: Sequence[Gate], hit_rate: float = 1.0) -> Round:
         """The same in decode steps, with its uncertainty; see :func:`round_of`."""
         e = self.expected(k, gates, hit_rate)
-        total = e.draft + e.verify + e.overhead + e.rollback
-        base = self.base
         return Round(
-            cost=RoundCost(
-                cost=total / base,
-                draft=e.draft / base,
-                verify=e.verify / base,
-                overhead=(e.overhead + e.rollback) / base,
-                rollback=e.rollback / base,
-                milliseconds=total * 1e3,
-            ),
-            tokens=e.tokens,
-            drafted=e.drafted,
-            log_sd=self._log_sd(gates[0].passed < 1.0),
+            cost=self.cost_of(e), tokens=e.tokens, drafted=e.drafted, log_sd=self.log_sd(gates[0].passed < 1.0)
         )
 
-    def _log_sd(self, gated: bool) -> float:
+    def cost_of(self, e: Expected) -> RoundCost:
+        """An average round in decode steps."""
+        base = self.base
+        return RoundCost(
+            cost=e.seconds / base,
+            draft=e.draft / base,
+            verify=e.verify / base,
+            overhead=(e.overhead + e.rollback) / base,
+            rollback=e.rollback / base,
+            milliseconds=e.seconds * 1e3,
+        )
+
+    def log_sd(self, gated: bool) -> float:
+        """Standard deviation of ln(true / predicted) of the round cost."""
         k = load_constants()
         variance = self.costs.log_sd(self.architecture, self.method) ** 2
         if self.costs.kind != "measured" and self.rollback == "checkpoint":
