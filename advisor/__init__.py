@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from advisor.hardware.machine import Setup as Setup
     from advisor.hardware.profiles import find as find_hardware
     from advisor.hardware.resolve import resolve as resolve
+    from advisor.llamacpp.calibrate import calibrate as calibrate
     from advisor.llamacpp.confirm import Confirmation as Confirmation
     from advisor.llamacpp.confirm import confirm as confirm
     from advisor.llamacpp.find import Engine as Engine
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from advisor.models.pairs import PairReport as PairReport
     from advisor.models.pairs import check_pair as check_pair
     from advisor.models.reference import describe as describe
+    from advisor.performance.measured import Calibration as Calibration
     from advisor.performance.memory import memory_plan as memory_plan
     from advisor.speculation.predict import predict as predict
     from advisor.speculation.prediction import MemoryPlan as MemoryPlan
@@ -64,6 +66,7 @@ _EXPORTS: dict[str, tuple[str, str]] = {
     "AdvisorError": ("advisor.errors", "AdvisorError"),
     "Backend": ("advisor.hardware.machine", "Backend"),
     "BuildFlags": ("advisor.advice.launch", "BuildFlags"),
+    "Calibration": ("advisor.performance.measured", "Calibration"),
     "CancelledError": ("advisor.errors", "CancelledError"),
     "Command": ("advisor.advice.launch", "Command"),
     "Confirmation": ("advisor.llamacpp.confirm", "Confirmation"),
@@ -94,6 +97,7 @@ _EXPORTS: dict[str, tuple[str, str]] = {
     "Task": ("advisor.speculation.prediction", "Task"),
     "UnknownHardwareError": ("advisor.errors", "UnknownHardwareError"),
     "UnknownModelError": ("advisor.errors", "UnknownModelError"),
+    "calibrate": ("advisor.llamacpp.calibrate", "calibrate"),
     "check_pair": ("advisor.models.pairs", "check_pair"),
     "confirm": ("advisor.llamacpp.confirm", "confirm"),
     "describe": ("advisor.models.reference", "describe"),
@@ -114,6 +118,7 @@ __all__ = [
     "AdvisorError",
     "Backend",
     "BuildFlags",
+    "Calibration",
     "CancelledError",
     "Command",
     "Confirmation",
@@ -145,6 +150,7 @@ __all__ = [
     "UnknownHardwareError",
     "UnknownModelError",
     "__version__",
+    "calibrate",
     "check_pair",
     "confirm",
     "describe",

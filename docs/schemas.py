@@ -15,6 +15,7 @@ from pydantic import BaseModel
 FOLDER = Path(__file__).resolve().parent / "schemas"
 CONTRACTS: dict[str, str] = {
     "acceptance": "advisor.speculation.overview:AcceptanceReport",
+    "calibration": "advisor.performance.measured:Calibration",
     "confirmation": "advisor.llamacpp.confirm:Confirmation",
     "devices": "advisor.cli.hardware:DeviceList",
     "diagnosis": "advisor.cli.doctor:Diagnosis",

@@ -216,6 +216,23 @@ def test_mtp_inside_the_file_needs_no_draft() -> None:
     assert "-md" not in argv
 
 
+def test_an_assistant_beside_the_target_is_given_with_its_type() -> None:
+    """llama.cpp does not infer it: without --spec-type it would load the file and never draft."""
+    companion = place_of(head(model(), "draft-mtp", "gemma-4-assistant"))
+    run = a_run(methods=("draft-mtp",), draft=companion)
+    line = " ".join(server_argv(run))
+    assert "-md /models/gemma-4-assistant.gguf --spec-type draft-mtp" in line
+    by = {e.launcher: e for e in entries(run, shell="posix")}
+    assert not by["lm-studio"].possible
+    assert yaml.safe_load(by["jan"].content or "")["mtp_model_path"] == "/models/gemma-4-assistant.gguf"
+    assert yaml.safe_load(by["localai"].content or "")["draft_model"] == "/models/gemma-4-assistant.gguf"
+
+
+def test_slots_share_the_context() -> None:
+    argv = server_argv(a_run(context=8192, setup=setup(parallel=4)))
+    assert argv[argv.index("-c") + 1] == "32768"
+
+
 def test_a_draft_method_without_its_draft_is_refused() -> None:
     with pytest.raises(InputError, match="draft-eagle3"):
         server_argv(a_run(methods=("draft-eagle3",), draft=None))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from advisor.errors import CancelledError, HubError, InputError, ModelFileError
 from advisor.hardware.machine import Placement
 from advisor.models.catalogue import describe_catalogue
 from advisor.models.description import ModelDescription
+from advisor.speculation import acceptance as acceptances
+from advisor.speculation.rounds import gate
 
 BIG = model("big-27b", 27e9, layers=64, width=5120, mtp=True)
 SMALL = model("small-0.6b", 0.6e9, layers=24, width=1024)
@@ -400,6 +403,27 @@ def test_break_even_is_where_the_answer_turns() -> None:
     assert trial.prediction is not None
     assert even == pytest.approx(trial.prediction.break_even_acceptance, abs=0.01)
     assert acceptance_for(question, trial, trial.base * 100) is None
+
+
+def test_acceptance_is_what_the_server_will_count() -> None:
+    """Without p-min the mean over all drafted tokens; with it only what was not stopped, so a higher share."""
+    question = Question(BIG, setup(), "code", 0.0, 0, 4096, True)
+    candidate = of_models(BIG, [SMALL], lambda _: "file").candidates[0]
+    plain = weigh.plain_trial(question)
+    trial = weigh.try_candidate(question, candidate, plain)
+    assert isinstance(trial, weigh.Trial)
+    assert trial.estimate is not None
+    whole = weigh.weigh_in(question, candidate, trial.setup, trial.memory, trial.estimate, plain)
+    gated = weigh.weigh_in(question, candidate, trial.setup, trial.memory, trial.estimate, plain, 0.75)
+    assert whole.acceptance is not None
+    assert gated.acceptance is not None
+    k = whole.draft_max
+    a = acceptances.positions(trial.estimate, k)
+    kept = [math.prod(a[: i + 1]) for i in range(k)]
+    assert whole.acceptance.median == pytest.approx(sum(kept) / k)
+    same_length = weigh.counted([gate(p, 0.75) for p in a])
+    assert same_length > whole.acceptance.median
+    assert weigh.counted([]) == 0.0
 
 
 def test_rules_are_checked_for_the_best_draft_model() -> None:

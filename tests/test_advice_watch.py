@@ -133,7 +133,7 @@ def test_a_plain_run_is_compared_with_the_baseline() -> None:
     )
 
 
-def test_mixed_methods_and_p_min_are_judged_by_speed_alone() -> None:
+def test_mixed_methods_are_judged_by_speed_alone() -> None:
     mixed = PAIR.model_copy(update={"acceptance": None})
     assert kinds(judge(seen(30, 0.95), mixed)) == ["as predicted"]
 

@@ -20,7 +20,7 @@ from advisor.advice.weigh import (
 )
 from advisor.speculation.predict import LEVEL
 from advisor.speculation.prediction import Prediction, Task
-from advisor.speculation.rounds import round_of
+from advisor.speculation.rounds import gated_rate, round_of
 from advisor.text import clean
 
 DEEP = 32768
@@ -204,7 +204,7 @@ def acceptance_for(question: Question, trial: Trial, tps: float) -> float | None
     for _ in range(12):
         middle = (low + high) / 2
         low, high = (low, middle) if speed(middle) > tps else (middle, high)
-    return sum(high**i for i in range(1, k + 1)) / k
+    return gated_rate(high, k, trial.p_min)
 
 
 def _length_lines(p: Prediction) -> list[str]:

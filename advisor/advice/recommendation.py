@@ -76,7 +76,7 @@ class Expectation(Frozen):
     speed: Range
     """Tokens per second."""
     acceptance: Range | None = None
-    """Accepted / drafted; None = not compared (n-grams mixed with a draft, or p-min, which changes what is counted)."""
+    """Accepted / drafted; None = not compared (n-grams mixed with a draft are counted together)."""
     break_even_acceptance: float | None = None
 
 
@@ -125,7 +125,7 @@ class Recommendation(Frozen):
         return Expectation(
             speculates=bool(best.methods),
             speed=best.speed,
-            acceptance=best.acceptance if alone and best.p_min == 0 else None,
+            acceptance=best.acceptance if alone else None,
             break_even_acceptance=p.break_even_acceptance if p is not None and alone else None,
         )
 

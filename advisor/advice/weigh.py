@@ -85,10 +85,11 @@ class Trial(NamedTuple):
 
     @property
     def acceptance(self) -> Range | None:
-        """Expected accepted / drafted at the draft length."""
+        """Expected accepted / drafted, as the server will count it: behind p-min, if there is one."""
         if self.estimate is None:
             return None
-        return acceptances.at_length(self.estimate, self.draft_max).rate
+        low, middle, high = (counted(_gates(self.estimate, self.draft_max, self.p_min, z)) for z in (-Z, 0.0, Z))
+        return Range(median=middle, low=low, high=high, level=LEVEL)
 
 
 class Question(NamedTuple):
@@ -244,6 +245,18 @@ def _rounds(q: Question, c: Candidate, setup: Setup, depth: int | None = None) -
 
 def _gates(estimate: AcceptanceEstimate, k: int, p_min: float, z: float = 0.0) -> list[Gate]:
     return [gate(p, p_min) for p in acceptances.positions(estimate, k, z)]
+
+
+def counted(gates: Sequence[Gate]) -> float:
+    """Accepted / drafted of rounds whose position ``i`` goes on and is accepted as ``gates[i]`` says."""
+    reached = kept = 1.0
+    drafted = accepted = 0.0
+    for g in gates:
+        reached *= g.passed
+        kept *= g.accepted
+        drafted += reached
+        accepted += kept
+    return accepted / drafted if drafted > 0 else 0.0
 
 
 def _gain(rounds: Rounds, k: int, gates: Sequence[Gate], share: float) -> float:
