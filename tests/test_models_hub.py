@@ -223,7 +223,7 @@ def test_faults(hub: LoopbackHub, fault: str, message: str) -> None:
 
 
 def test_connection_that_breaks(hub: LoopbackHub) -> None:
-    hub.add("org/r", {"m.gguf": gguf(words=20_000)})
+    hub.add("org/r", {"m.gguf": gguf(words=2000)})
     hub.fault = "cut"
     assert describe("org/r/m.gguf").kind == "model"  # short answers are simply continued
 

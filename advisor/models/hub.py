@@ -399,7 +399,7 @@ def _open(method: str, url: str, headers: dict[str, str]) -> Any:
     from huggingface_hub.utils import get_session  # type: ignore[attr-defined]  # documented, not in __all__
 
     session: Any = get_session()
-    if hasattr(session, "stream"):  # httpx and its successor, huggingface_hub from 1.0 on
+    if callable(getattr(session, "stream", None)):  # httpx and its successor, huggingface_hub from 1.0 on
         return session.stream(method, url, headers=headers, timeout=TIMEOUT, follow_redirects=True)
     return session.request(method, url, headers=headers, timeout=TIMEOUT, stream=True, allow_redirects=True)
 
@@ -464,6 +464,9 @@ def _json(place: Place, file: str) -> dict[str, Any]:
     return found
 
 
+_CLIENTS = frozenset({"huggingface_hub", "httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3", "h11"})
+
+
 @contextmanager
 def _explained(place: Place, file: str | None) -> Iterator[None]:
     """Turn whatever the Hub client raises into one sentence. The token never appears in it."""
@@ -471,8 +474,12 @@ def _explained(place: Place, file: str | None) -> Iterator[None]:
         yield
     except AdvisorError:
         raise
-    except Exception as error:  # the client's exception classes differ between its versions and HTTP libraries
-        raise _explain(error, place, file) from None
+    except Exception as error:
+        # the exception classes differ between the client's versions and HTTP libraries: told by where they come from
+        origin = type(error).__module__.partition(".")[0]
+        if not isinstance(error, (OSError, RefusedError)) and origin not in _CLIENTS:
+            raise
+        raise _explain(error, place, file) from error
 
 
 def _explain(error: Exception, place: Place, file: str | None) -> AdvisorError:
