@@ -223,8 +223,8 @@ def section(rows: Sequence[Scored]) -> str:
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
         *(summary(a, [r for r in drafts if r.author == a]) for a in sorted({r.author for r in drafts})),
         "",
-        f"Is the probability of *faster* right, n-gram rows left out? Brier score {brier:.3f}; always saying the overall "
-        f"share would score {_base_rate(drafts):.3f}.",
+        f"Is the probability of *faster* right, n-gram rows left out? Brier score {brier:.3f}; always saying the "
+        f"overall share would score {_base_rate(drafts):.3f}.",
         "",
         *reliability(drafts),
         "",

@@ -24,6 +24,7 @@ import numpy as np
 from scipy.optimize import minimize
 
 from advisor.speculation.acceptance import POSITIONS, family_of, observe, row
+from advisor.speculation.acceptance import prior_mean as mean_of
 from advisor.speculation.conversions import positions_from_theta, survival
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,8 +38,8 @@ FIXED_SD = {
     "step": 0.25, "stepped": 0.3,
 }  # fmt: skip
 PRIOR_MEAN = {  # of fixed slopes; everything else is centred on 0
-    "one": 1.0, "temperature": -0.4, "low target bits": -0.1, "low draft bits": -0.1, "size ratio": -0.3,
-    "task:code-edit": 0.3, "task:extract": 0.3,
+    "one": 1.0, "temperature": -0.4, "low target bits": -0.1, "low target bits:separate": -0.15,
+    "low draft bits": -0.1, "size ratio": -0.3, "task:code-edit": 0.3, "task:extract": 0.3,
 }  # fmt: skip
 """Assumed, not fitted: the table has no run at a high temperature, almost none below 4 bits, and few separate drafts.
 
@@ -221,7 +222,7 @@ def fit(runs: Sequence[Run], sd: dict[str, float] | None = None, rounds: int = 4
     for i, r in enumerate(runs):
         for n, v in r.effects.items():
             base[i, at[n]] = v
-    prior_mean = np.array([PRIOR_MEAN.get(n, 0.0) for n in names])
+    prior_mean = np.array([mean_of(n, PRIOR_MEAN) for n in names])
     sds = dict(sd) if sd else {**FIXED_SD, **{k: v[0] for k, v in SD_PRIOR.items()}}
     mean = prior_mean
     covariance = np.eye(len(names))

@@ -72,6 +72,8 @@ class OwnRun(NamedTuple):
     drafted: int
     accepted: int
     runs: int = 1
+    prompts: int = 1
+    """Different prompts among them: what one prompt shows says less of the next than what many do."""
     temperature: float = 0.0
 
 
@@ -91,11 +93,11 @@ class Model(NamedTuple):
 
 
 class Query(NamedTuple):
-    """What a pair looks like to the model."""
+    """What a pair looks like to the model: the first arguments of :func:`row`, in their order."""
 
     method: Method
-    target: str
     family: str
+    target: str
     draft: str
     task: str | None
     temperature: float
@@ -186,8 +188,12 @@ def row(
     author: str,
     setup: str,
     prompt: str,
+    prompts: int = 1,
 ) -> Effects:
-    """Design row of one run. ``log_ratio`` is log10(target / draft active parameters); only a separate draft has it."""
+    """Design row of one run, or of several pooled over ``prompts`` different prompts.
+
+    ``log_ratio`` is log10(target / draft active parameters); only a separate draft has it.
+    """
     effects = [
         ("one", 1.0),
         (f"method:{method}", 1.0),
@@ -201,11 +207,12 @@ def row(
     if task and task != "unknown":
         effects.append((f"task:{task}", 1.0))
         effects.append((f"tasked:{task}|{method}", 1.0))
-    effects.append((f"{'mix' if task in (None, 'mixed', 'unknown') else 'prompt'}:{prompt}", 1.0))
+    content = "mix" if task in (None, "mixed", "unknown") else "prompt"
+    effects.append((f"{content}:{prompt}", 1 / math.sqrt(max(prompts, 1))))
     if temperature > 0:
         effects.append(("temperature", temperature))
     if target_bits < LOW_BITS and method in HEADS:
-        effects.append(("low target bits", LOW_BITS - target_bits))
+        effects.append((f"low target bits:{'inside' if method == 'draft-mtp' else 'separate'}", LOW_BITS - target_bits))
     if draft_bits < LOW_BITS and draft:
         effects.append(("low draft bits", LOW_BITS - draft_bits))
     if method == "draft-simple":
@@ -214,6 +221,11 @@ def row(
 
 
 # ---------------------------------------------------------------- Gaussian arithmetic on sparse rows
+
+
+def prior_mean(name: str, means: dict[str, float]) -> float:
+    """Prior mean of an effect: its own, else that of its kind, else 0."""
+    return means.get(name, means.get(name.partition(":")[0], 0.0))
 
 
 def _prior_sd(name: str, m: Model) -> float:
@@ -230,7 +242,7 @@ def _moments(effects: Effects, m: Model) -> tuple[float, float]:
         variance += v * sum(line[j] * w for j, w in known)
     for name, value in effects:
         if name not in m.place:
-            mean += m.prior_mean.get(name, 0.0) * value
+            mean += prior_mean(name, m.prior_mean) * value
             variance += (value * _prior_sd(name, m)) ** 2
     return mean, variance
 
@@ -335,8 +347,8 @@ def query(
         ratio = math.log10(max(target.active_parameters, 1) / max(draft.active_parameters, 1))
     return Query(
         method,
-        slug,
         family,
+        slug,
         slug_of(draft) if draft is not None else "",
         task,
         temperature,
@@ -446,6 +458,7 @@ def _own_row(o: OwnRun, m: Model) -> Effects:
         author="you",
         setup="this one",
         prompt=f"own {o.task}",
+        prompts=o.prompts,
     )
 
 
@@ -534,7 +547,8 @@ def _own_runs(path: str, modified: int, size: int) -> tuple[OwnRun, ...]:
     from advisor.errors import AdvisorError
     from advisor.llamacpp.results import read_results
 
-    pooled: dict[tuple[str, str, str, str, int], list[int]] = {}
+    pooled: dict[tuple[str, str, str, str, int], tuple[int, int, int]] = {}
+    seen: dict[tuple[str, str, str, str, int], set[str]] = {}
     try:
         records = read_results(Path(path))
     except AdvisorError:
@@ -547,13 +561,10 @@ def _own_runs(path: str, modified: int, size: int) -> tuple[OwnRun, ...]:
                 if prompt.drafted <= 0:
                     continue
                 key = (record.method, record.target, record.draft or "", prompt.task or "", measurement.draft_max)
-                sums = pooled.pop(key, [0, 0, 0])  # re-inserted at the end: newest last
-                pooled[key] = [
-                    sums[0] + prompt.drafted,
-                    sums[1] + prompt.accepted,
-                    sums[2] + 1,
-                ]
-    return tuple(OwnRun(*key, *sums) for key, sums in pooled.items())
+                drafted, accepted, runs = pooled.pop(key, (0, 0, 0))  # put back at the end: newest last
+                pooled[key] = (drafted + prompt.drafted, accepted + prompt.accepted, runs + 1)
+                seen.setdefault(key, set()).add(prompt.id)
+    return tuple(OwnRun(*key, *sums, prompts=len(seen[key])) for key, sums in pooled.items())
 
 
 def given(rate: float, k: int, method: Method | None = None) -> AcceptanceEstimate:

@@ -322,10 +322,19 @@ def read_vocabulary(path: str | os.PathLike[str]) -> Vocabulary:
         ModelFileError: not a usable GGUF file, or one without a vocabulary.
         InputError: a vocabulary of a kind that is not implemented here (WPM, UGM, RWKV, PLaMo2).
     """
-    header = read_header(path)
+    return vocabulary_of(read_header(path))
+
+
+def vocabulary_of(header: Header, pre: str | None = None) -> Vocabulary:
+    """The same from a header that was read before; ``pre`` replaces the pre-tokenizer the file names.
+
+    Raises:
+        ModelFileError: no vocabulary, or the file changed since.
+        InputError: a vocabulary of a kind that is not implemented here.
+    """
     name = clean(header.name)
     found = identity(header, "")
-    if found is None or header.tokens is None:
+    if found is None or header.tokens is None or not header.files:
         raise ModelFileError(f"{name} holds no vocabulary.", "Give the model file itself (of a split set: the first).")
     if found.type not in ("BPE", "SPM"):
         raise InputError(f"{name} has a {found.type} vocabulary, which cannot be tokenised here.")
@@ -341,7 +350,7 @@ def read_vocabulary(path: str | os.PathLike[str]) -> Vocabulary:
         types,
         merges=_strings(place, header, merges_span) if isinstance(merges_span, StringArray) else [],
         scores=_numbers(place, header, "tokenizer.ggml.scores") if found.type == "SPM" else None,
-        pre=found.pre,
+        pre=pre or found.pre,
         add_bos=bool(found.add_bos),
         bos_id=found.bos_id,
         eos_ids=frozenset(e for e in eos if e is not None),
