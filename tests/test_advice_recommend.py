@@ -279,6 +279,15 @@ def test_a_download_must_be_worth_it() -> None:
     assert choose(plain, [better]) is better, "with nothing at hand it is the answer"
 
 
+def test_what_must_be_converted_wins_only_against_nothing() -> None:
+    plain, here = _two_trials()
+    assert here.candidate is not None
+    kept_as = here.candidate._replace(draft=head(MIDDLE), origin="catalogue", download_bytes=10**9)
+    safetensors = here._replace(candidate=kept_as, speed=_times(here, 2.0))
+    assert choose(plain, [here, safetensors]) is here
+    assert choose(plain, [safetensors]) is safetensors
+
+
 def test_of_equals_the_simpler_goes_first() -> None:
     plain, draft = _two_trials()
     both = draft._replace(methods=("ngram-mod", "draft-simple"), speed=_times(draft, 1.01))

@@ -39,6 +39,11 @@ class Candidate(NamedTuple):
     download_bytes: int = 0
     spec_default: bool = False
 
+    @property
+    def unconverted(self) -> bool:
+        """Whether it is only known as safetensors: a head of the catalogue, which is seldom published as GGUF."""
+        return self.origin == "catalogue" and self.draft is not None and self.draft.kind == "drafter"
+
 
 class Findings(NamedTuple):
     """Candidates, and what was left out with the reason."""

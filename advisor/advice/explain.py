@@ -18,7 +18,7 @@ from advisor.advice.weigh import (
     log_gain,
     probability,
 )
-from advisor.speculation.predict import LEVEL
+from advisor.speculation.predict import LEVEL, NGRAM
 from advisor.speculation.prediction import Prediction, Task
 from advisor.speculation.rounds import gated_rate, round_of
 from advisor.text import clean
@@ -91,9 +91,9 @@ def why(best: Trial, runner: Trial | None, plain: Trial) -> tuple[str, ...]:
                 "`advisor confirm` if you want to know."
             )
     else:
-        lines.append(f"Runner-up: {label_of(runner)}, {runner.speedup.median:.2f}x. {_difference(best, runner)}")
-        if runner.speed.median > best.speed.median:
-            lines.append(_why_not_first(runner, best))
+        ahead = runner.speed.median > best.speed.median
+        reason = _why_not_first(runner, best) if ahead else _difference(best, runner)
+        lines.append(f"Runner-up: {label_of(runner)}, {runner.speedup.median:.2f}x. {reason}")
     return tuple(lines)
 
 
@@ -137,6 +137,8 @@ def _difference(best: Trial, runner: Trial) -> str:
 def _why_not_first(runner: Trial, best: Trial) -> str:
     if runner.speedup.median < GAIN or runner.probability_faster < SURE:
         return f"It is not first because its chance to gain at all is only {runner.probability_faster:.0%}."
+    if runner.candidate is not None and runner.candidate.unconverted:
+        return "It is not first because it is published as safetensors and must be converted or found as GGUF (--hub)."
     if runner.download and not best.download:
         return f"It is not first because it must be downloaded and gains less than {DOWNLOAD_GAIN - 1:.0%} more."
     return f"It is not first because the winner is within {TIE - 1:.0%} of it and needs less."
@@ -209,7 +211,7 @@ def acceptance_for(question: Question, trial: Trial, tps: float) -> float | None
 
 def _length_lines(p: Prediction) -> list[str]:
     """Which draft lengths are as good, and which lose."""
-    if len(p.curve) < 2:
+    if len(p.curve) < 2 or p.method in NGRAM:  # what n-grams may draft is bound to what they match
         return []
     top = max(c.speedup.median for c in p.curve)
     close = [c.draft_max for c in p.curve if c.speedup.median >= top * 0.98]

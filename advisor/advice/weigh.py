@@ -35,7 +35,8 @@ TIE = 1.02
 """Closer than this, the option that needs less (no download, no second file, less memory) goes first."""
 MARGIN_TEXT = (
     f"An option must be expected to gain at least {GAIN - 1:.0%} over no speculation, with a chance of at least "
-    f"{SURE:.0%} to gain at all; what must be downloaded, {DOWNLOAD_GAIN - 1:.0%} over what is at hand."
+    f"{SURE:.0%} to gain at all; what must be downloaded, {DOWNLOAD_GAIN - 1:.0%} over what is at hand; what must be "
+    "converted first comes last."
 )
 REFINED = 3
 """So many of the best options are tried with p-min and with n-gram methods in front."""
@@ -189,7 +190,7 @@ def try_candidate(question: Question, candidate: Candidate, plain: Trial) -> Tri
 
 
 def _notes(c: Candidate) -> tuple[str, ...]:
-    if c.origin == "catalogue" and c.draft is not None and c.draft.kind == "drafter":
+    if c.unconverted and c.draft is not None:
         return (
             f"{c.draft.name} is published as safetensors: find a GGUF of it (--hub) or convert it with llama.cpp's "
             "convert_hf_to_gguf.py --target-model-dir.",
@@ -374,7 +375,7 @@ def _one_file_type_per_name(trials: list[Trial]) -> list[Trial]:
             best[key] = trial
         others.setdefault(key, []).append(f"{c.draft.quant} {trial.speed.median:.1f}")
     for key, trial in best.items():
-        note = f"File types compared [tok/s]: {', '.join(others[key])}."
+        note = f"File types compared [tok/s, without p-min]: {', '.join(others[key])}."
         kept.append(trial._replace(notes=(*trial.notes, note) if len(others[key]) > 1 else trial.notes))
     return kept
 
@@ -456,10 +457,11 @@ def combined(question: Question, draft: Trial, ngram: Trial, plain: Trial) -> Tr
 def choose(plain: Trial, trials: Sequence[Trial]) -> Trial:
     """The best option by the margin rule (:data:`MARGIN_TEXT`)."""
     good = [t for t in trials if t.speedup.median >= GAIN and t.probability_faster >= SURE]
-    at_hand = _simplest([t for t in good if not t.download])
-    to_fetch = _simplest([t for t in good if t.download])
+    ready = [t for t in good if t.candidate is None or not t.candidate.unconverted]
+    at_hand = _simplest([t for t in ready if not t.download])
+    to_fetch = _simplest([t for t in ready if t.download])
     if at_hand is None:
-        return to_fetch or plain
+        return to_fetch or _simplest(good) or plain
     if to_fetch is not None and to_fetch.speed.median >= at_hand.speed.median * DOWNLOAD_GAIN:
         return to_fetch
     return at_hand
