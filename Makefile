@@ -49,7 +49,8 @@ accuracy: setup ## cross-validate the predictor and write docs/accuracy.md
 live: setup ## predicted against measured round costs on this machine
 	$(BIN)/python benchmarks/live.py
 
-docs: setup ## regenerate help texts and sample outputs inside the docs
+docs: setup ## regenerate schemas, help texts and sample outputs inside the docs
+	$(BIN)/python docs/schemas.py
 	$(BIN)/python docs/generate.py
 
 clean: ## remove .venv and caches

@@ -158,3 +158,12 @@ def test_json_holds_the_promised_fields() -> None:
     assert {"cost", "draft", "verify", "overhead"} <= answer["round"].keys()
     assert {"draft_max", "speedup"} <= answer["best"].keys()
     assert {"compatible", "reason"} <= answer["tokenizer"].keys()
+
+
+def test_a_gate_raises_the_acceptance_that_is_counted(strix_halo: Setup) -> None:
+    plain = pair("qwen3-32b:Q4_K_M", "qwen3-0.6b:Q4_K_M", strix_halo, draft_max=6, task="chat")
+    gated = pair("qwen3-32b:Q4_K_M", "qwen3-0.6b:Q4_K_M", strix_halo, draft_max=6, task="chat", p_min=0.6)
+    assert gated.acceptance.rate.median > plain.acceptance.rate.median
+    assert gated.mean_accepted_length < plain.mean_accepted_length
+    given = pair("qwen3-32b:Q4_K_M", "qwen3-0.6b:Q4_K_M", strix_halo, draft_max=6, acceptance=0.7, p_min=0.6)
+    assert given.acceptance.rate.median == pytest.approx(0.7)

@@ -189,6 +189,8 @@ def predict(
     best = max(points.values(), key=lambda p: p.log_speedup)
     chosen = points[draft_max] if draft_max is not None else best
     estimate = acceptances.at_length(estimate, chosen.k)
+    if p_min > 0 and acceptance is None:
+        estimate = _as_counted(estimate, chosen.k, p_min)
 
     base_tps = 1 / rounds.base
     step_sd = charges.step_log_sd(target.architecture)
@@ -241,6 +243,17 @@ def predict(
 def ungated_rate(acceptance: float, k: int, p_min: float) -> float:
     """Acceptance of all ``k`` tokens when ``acceptance`` was reported behind a gate ``p_min``."""
     return gated_rate(positions_behind_gate(acceptance, k, p_min)[0], k, 0.0)
+
+
+def _as_counted(estimate: AcceptanceEstimate, k: int, p_min: float) -> AcceptanceEstimate:
+    """The estimate as the engine will count it: accepted / drafted of the tokens the gate lets through."""
+
+    def counted(rate: float) -> float:
+        return gated_rate(positions_behind_gate(rate, k, 0.0)[0], k, p_min)
+
+    r = estimate.rate
+    rate = Range(median=counted(r.median), low=counted(r.low), high=counted(r.high), level=r.level)
+    return estimate.model_copy(update={"rate": rate})
 
 
 def _check(
