@@ -97,6 +97,16 @@ def test_sizes_of_real_files(row: dict[str, str]) -> None:
     assert model.size_bytes == pytest.approx(int(row["file_bytes"]), rel=limit)
 
 
+SIZES = list(csv.DictReader(resource("data", "ud_sizes.csv").read_text(encoding="utf-8").splitlines()))
+
+
+@pytest.mark.parametrize("row", SIZES, ids=lambda r: f"{r['slug']}:{r['quant']}")
+def test_published_sizes_of_ud_files(row: dict[str, str]) -> None:
+    model = describe_catalogue(f"{row['slug']}:{row['quant']}")
+    assert model.size_bytes == pytest.approx(int(row["tensor_bytes"]), rel=0.01)
+    assert any("published size" in a for a in model.assumptions)
+
+
 def test_plain_mixes_are_nearly_exact() -> None:
     """K- and I-quants follow llama.cpp's rules tensor by tensor: most files come out to a thousandth."""
     errors = [

@@ -218,7 +218,7 @@ def describe_catalogue(name: str, quant: str | None = None, mtp: bool | None = N
         assumptions.append("experts stay in MXFP4, as in every conversion of this model")
     if row["confidence"] == "recalled":
         assumptions.append("shape recalled, not looked up; the weight total agrees with the published one")
-    in_file, held = _mtp_rule(row, wish, assumptions)
+    in_file, held = _mtp_rule(row, wish, assumptions, canonical)
     return _described(row, canonical, name, in_file, held, tuple(assumptions))
 
 
@@ -233,7 +233,7 @@ def _file_type(label: str, name: str) -> str:
     return canonical
 
 
-def _mtp_rule(row: Row, wish: bool | None, assumptions: list[str]) -> tuple[bool, bool]:
+def _mtp_rule(row: Row, wish: bool | None, assumptions: list[str], label: str = "") -> tuple[bool, bool]:
     """Whether the usual file holds the MTP layers, and whether the description has them."""
     if not row["nextn_predict_layers"]:
         if wish:
@@ -249,6 +249,9 @@ def _mtp_rule(row: Row, wish: bool | None, assumptions: list[str]) -> tuple[bool
     if said.startswith("only newer"):
         assumptions.append("no MTP layers: only newer conversions hold them (add +mtp to count them)")
         return False, False
+    if mixes.published().get((slug, label), (0, False))[1]:
+        assumptions.append("MTP layers in the file, as it was published")
+        return True, True
     if slug.startswith(_WITHOUT_MTP):
         assumptions.append(
             "MTP layers counted as available; the usual file lacks them: take a conversion that holds them"
@@ -335,8 +338,13 @@ def _described(
     size = core.size_bytes - (0 if in_file else mtp_bytes) + _header_bytes(row["tokenizer_family"], row["vocab_size"])
     if label.startswith("UD-"):
         _, exact = mixes.ud_bits(row["slug"], label, row["gguf_arch"], core.is_moe, core.tied_head)
-        origin = "that very file" if exact else "files of other models"
-        assumptions += (f"bits per weight of {label} measured on {origin}",)
+        if exact:
+            origin = "measured on that very file"
+        elif (row["slug"], label) in mixes.published():
+            origin = "after the published size of that file, divided among its parts by rule"
+        else:
+            origin = "measured on files of other models"
+        assumptions += (f"bits per weight of {label} {origin}",)
     return core.model_copy(
         update={"reference": reference, "size_bytes": size, "assumptions": core.assumptions + assumptions}
     )

@@ -331,6 +331,54 @@ def _freed(row: dict[str, str]) -> Measured | None:
     )
 
 
+@lru_cache(maxsize=1)
+def published() -> dict[tuple[str, str], tuple[float, bool]]:
+    """Tensor bytes of UD files of which only the whole size is known, and whether it counts MTP layers."""
+    with open(resource("data", "ud_sizes.csv"), newline="", encoding="utf-8") as file:
+        return {
+            (row["slug"], row["quant"]): (float(row["tensor_bytes"]), row["mtp_in_file"] == "1")
+            for row in csv.DictReader(file)
+        }
+
+
+def _fit_to_total(
+    targets: dict[str, float],
+    slug: str,
+    label: str,
+    facts: Facts,
+    tied: bool,
+    tensors: Sequence[tuple[str, tuple[int, ...]]],
+) -> dict[str, float]:
+    """Move the largest group's bits so that the file comes out at its published size.
+
+    Experts that would fall below their named type mean an early UD file, whose dense parts were not kept near Q8_0.
+    """
+    total, with_mtp = published()[slug, label]
+    extra = {name.split(".nextn.")[0] + "." for name, _ in tensors if ".nextn." in name}
+    counted = [t for t in tensors if with_mtp or not t[0].startswith(tuple(extra) or ("\0",))]
+    shares = _Shares(counted, tied, facts, label)
+    main = "experts" if facts.experts > 1 else "dense_blocks"
+    base = bits(DEFAULT_TYPES[ud_base(label) or "Q8_0"])
+    found = {"token_embd": 6.5625 if tied else base, "output": 6.5625, "dense_blocks": base, **targets}
+
+    def solve() -> float:
+        others = sum(
+            shares.spent[g] + (shares.total[g] - shares.kept[g]) * found.get(g, 8.5) for g in shares.total if g != main
+        )
+        return (8 * total - others - shares.spent[main]) / (shares.total[main] - shares.kept[main])
+
+    solved = solve()
+    if main == "experts" and solved < 0.99 * base:
+        found |= {
+            "token_embd": min(base, 8.5),
+            "output": 6.5625,
+            "dense_blocks": base + 0.5,
+            "shared_experts": base + 0.5,
+        }
+        solved = solve()
+    return {**found, main: min(max(solved, 1.5), 16.0)}
+
+
 class _Shares:
     """Weights by group: all, those no rule quantises with the bits they take, and those in odd rows."""
 
@@ -381,6 +429,10 @@ def ud_bits(slug: str, quant: str, architecture: str, mixture: bool, tied: bool)
         }  # fmt: skip
         if not rich:
             found |= {"dense_blocks": 6.0, "shared_experts": 6.0}
+        elif quant == "UD-Q8_K_XL":
+            found["dense_blocks"] = 12.0  # partly BF16 (ud_sizes.csv: Qwen3.6-35B, Gemma 4 26B)
+    elif quant == "UD-Q8_K_XL":
+        found = {"dense_blocks": 9.8, "token_embd": 8.5, "output": 8.5}  # mean of three (ud_sizes.csv)
     for group in _GROUPS:
         tables = group in ("token_embd", "output")
         values = [
@@ -432,7 +484,9 @@ def chooser(label: str, slug: str, facts: Facts, tensors: Sequence[tuple[str, tu
         values = sum(1 for name, shape in tensors if _category(name) == "v" and quantised(name, shape))
         rules = _Rules(label, facts, tied, values)
         return keep_native(rules.type_of)
-    targets, _ = ud_bits(slug, label, facts.architecture, facts.experts > 1, tied)
+    targets, exact = ud_bits(slug, label, facts.architecture, facts.experts > 1, tied)
+    if not exact and (slug, label) in published():
+        targets = _fit_to_total(targets, slug, label, facts, tied, tensors)
     ladder = _I_LADDER if label.startswith(("UD-IQ", "UD-Q2")) else _K_LADDER
     dealers = {group: _Dealer(target, ladder) for group, target in targets.items()}
     values = sum(1 for name, shape in tensors if _category(name) == "v" and quantised(name, shape))
