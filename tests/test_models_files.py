@@ -345,6 +345,15 @@ def test_concurrent_use(tmp_path: Path) -> None:
     assert not wrong
 
 
+def test_cache_is_bounded_in_bytes(tmp_path: Path) -> None:
+    for i in range(12):
+        cache.write(tmp_path / f"{i}.head", bytes(1000), most_bytes=5000)
+        os.utime(tmp_path / f"{i}.head", ns=(i, i))
+    left = {p.name for p in tmp_path.iterdir()}
+    assert len(left) <= 5
+    assert "11.head" in left
+
+
 def test_cache_is_pruned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "LIMIT", 20)
     for i in range(50):

@@ -135,6 +135,9 @@ def test_shards_of_a_set(hub: LoopbackHub) -> None:
     assert sum(len(d) for d in files.values()) > 4 * sum(r.sent for r in hub.requests)
     again = describe("org/Big-GGUF/Q4_0/big-Q4_0-00002-of-00003.gguf")
     assert again.layers == model.layers
+    asked = len(hub.requests)
+    assert describe("org/Big-GGUF/Q4_0/big-Q4_0-00003-of-00003.gguf", offline=True).layers == model.layers
+    assert len(hub.requests) == asked
     del files["Q4_0/big-Q4_0-00003-of-00003.gguf"]
     with pytest.raises(UnknownModelError, match=r"has no file .*00003-of-00003"):
         describe("org/Big-GGUF:Q4_0")

@@ -70,8 +70,11 @@ def store(key: str, description: ModelDescription) -> None:
     write(folder() / "headers" / f"{key}.json", description.model_dump_json().encode("utf-8", "surrogatepass"))
 
 
-def write(path: Path, data: bytes) -> bool:
-    """Write a cache file in one step, so that no reader ever sees half of it. False if it could not be done."""
+def write(path: Path, data: bytes, most_bytes: int | None = None) -> bool:
+    """Write a cache file in one step, so that no reader ever sees half of it. False if it could not be done.
+
+    ``most_bytes`` bounds what the folder may hold in all (for large entries): beyond it the oldest go.
+    """
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,20 +87,26 @@ def write(path: Path, data: bytes) -> bool:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
         return False
-    _prune(path.parent)
+    _prune(path.parent, most_bytes)
     return True
 
 
-def _prune(place: Path) -> None:
-    """Drop the older half when there are too many entries."""
+def _prune(place: Path, most_bytes: int | None) -> None:
+    """Drop the older half when there are too many entries, or the oldest while they are too large together."""
     with contextlib.suppress(OSError):
         names = os.listdir(place)
-        if len(names) <= LIMIT:
+        crowded = len(names) > LIMIT
+        if not crowded and most_bytes is None:
             return
         aged = []
         for name in names:
             with contextlib.suppress(OSError):
-                aged.append((os.stat(place / name).st_mtime_ns, name))
-        for _, name in sorted(aged)[: len(aged) // 2]:
+                status = os.stat(place / name)
+                aged.append((status.st_mtime_ns, name, status.st_size))
+        total = sum(size for _, _, size in aged)
+        for number, (_, name, size) in enumerate(sorted(aged)):
+            if not (crowded and number < len(aged) // 2) and (most_bytes is None or total <= most_bytes):
+                break
             with contextlib.suppress(OSError):
                 os.unlink(place / name)
+                total -= size

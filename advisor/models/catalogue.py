@@ -42,6 +42,7 @@ _SAME_SHAPE = {
     "pard-llama-3.2-1b": "llama-3.2-1b", "pard-qwen2.5-1.5b": "qwen2.5-1.5b", "pard-qwen2.5-0.5b": "qwen2.5-0.5b",
     "deepseek-r1-draft-0.5b": "deepseek-r1-draft-qwen2.5-0.5b", "gpt-oss-safeguard-20b": "gpt-oss-20b",
     "magistral-small": "devstral-small-24b", "kimi-k2.6": "kimi-k2.5", "minimax-m2.1": "minimax-m2",
+    "functiongemma-270m": "gemma-3-270m", "nemotron-cascade-2-30b-a3b": "nemotron-3-nano-30b-a3b",
     "vicuna-7b": "llama-2-7b", "codellama-7b-python": "llama-2-7b",
 }  # fmt: skip
 _SPM_FAMILIES = frozenset(
@@ -216,6 +217,8 @@ def describe_catalogue(name: str, quant: str | None = None, mtp: bool | None = N
     canonical = _file_type(label, name)
     if row["gguf_arch"] == "gpt-oss" and canonical != "MXFP4":
         assumptions.append("experts stay in MXFP4, as in every conversion of this model")
+    if canonical == "MXFP4" and not row["expert_count"]:
+        assumptions.append("no experts to store in MXFP4: such a file is Q8_0 throughout")
     if row["confidence"] == "recalled":
         assumptions.append("shape recalled, not looked up; the weight total agrees with the published one")
     in_file, held = _mtp_rule(row, wish, assumptions, canonical)

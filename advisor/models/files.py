@@ -144,7 +144,10 @@ def in_folder(folder: Path) -> Path:
     if len(firsts) == 1:
         return next(p for p in models if shard_paths(p)[0] == firsts[0])
     if not firsts:
-        raise ModelFileError(f"The folder {clean(str(folder))} holds no GGUF model.", "Give the path of a .gguf file.")
+        hint = "Give the path of a .gguf file."
+        if (folder / "config.json").is_file():
+            hint = "Convert it to GGUF first (convert_hf_to_gguf.py), or name its repository on the Hub."
+        raise ModelFileError(f"The folder {clean(str(folder))} holds no GGUF model.", hint)
     listed = ", ".join(clean(p.name, 60) for p in firsts[:4]) + (" ..." if len(firsts) > 4 else "")
     raise ModelFileError(f"The folder {clean(str(folder))} holds {len(firsts)} models.", f"Choose one: {listed}.")
 

@@ -30,6 +30,8 @@ BLOCK = 1 << 20
 """Bytes per range request."""
 SHARD_BLOCK = 1 << 17
 """The same for later shards, whose headers hold a tensor table only."""
+MOST_KEPT = 256 << 20
+"""Bytes of headers kept on disk; the oldest go first."""
 TIMEOUT = 20.0
 """Seconds a server may stay silent."""
 PREFERRED = ("Q4_K_M", "UD-Q4_K_XL", "MXFP4", "Q4_K_S", "Q4_0", "Q5_K_M", "Q8_0", "BF16", "F16")
@@ -281,9 +283,9 @@ def _kept(entry: Path, etag: str | None) -> tuple[Path, int] | None:
 def _keep(entry: Path, etag: str, size: int, header: bytes) -> None:
     version = hashlib.sha256(etag.encode() + header[-4096:]).hexdigest()[:16]
     path = entry.with_name(f"{entry.name}-{version}.gguf-header")
-    if cache.write(path, header):
+    if cache.write(path, header, MOST_KEPT):
         facts = {"etag": etag, "size": size, "bytes": len(header), "version": version}
-        cache.write(entry.with_suffix(".json"), json.dumps(facts).encode())
+        cache.write(entry.with_suffix(".json"), json.dumps(facts).encode(), MOST_KEPT)
 
 
 def _head(place: Place, url: str) -> RemoteFile:
@@ -577,11 +579,9 @@ def _offline(place: Place, reference: str) -> ModelDescription:
             if local is not None:
                 return describe_file(local, reference)
     if place.file is not None:
-        kept = _kept(_entry(place, place.file), None)
-        if kept is not None:
-            header = _cached_header(*kept, place.file)
-            if (header.integer("split.count") or 1) == 1:
-                return _finish(header, reference, place)
+        header = _kept_whole(place, place.file)
+        if header is not None:
+            return _finish(header, reference, place)
     slug = find(place.repo) if place.repo else None
     if slug is not None and place.file is None:
         found = describe_catalogue(slug, quant=place.quant)
@@ -591,6 +591,22 @@ def _offline(place: Place, reference: str) -> ModelDescription:
         f"{clean(place.repo or place.url or '', 100)} is not in any cache, and the network is switched off.",
         "Leave out --offline and unset HF_HUB_OFFLINE, or name a local file.",
     )
+
+
+def _kept_whole(place: Place, file: str) -> Header | None:
+    """The header of a file, or of all shards of its set, if all of it was read before."""
+    match = SHARD.fullmatch(file)
+    names = [file]
+    if match is not None:
+        count = int(match["count"])
+        names = [f"{match['prefix']}-{i:05d}-of-{count:05d}{match['end']}" for i in range(1, min(count, 1000) + 1)]
+    headers = []
+    for name in names:
+        kept = _kept(_entry(place, name), None)
+        if kept is None:
+            return None
+        headers.append(_cached_header(*kept, name))
+    return headers[0] if len(headers) == 1 else join(headers)
 
 
 def _downloaded(snapshots: Path, place: Place) -> Path | None:
