@@ -29,6 +29,7 @@ def what_if(
     rollback, no gate) one number per draft length is kept.
     """
     from advisor.speculation.conversions import mean_length
+    from advisor.speculation.predict import ungated_rate
     from advisor.speculation.rounds import round_of
 
     p = prediction
@@ -47,7 +48,8 @@ def what_if(
         rows, step_ms = [], 0.0
         tokens: list[tuple[float, ...]] = []
         for k in lengths:
-            shapes = [shape(rate, at, k, offsets) for rate in RATES]
+            # A reported rate is that of the tokens a gate let through; the rounds want it for all of them.
+            shapes = [shape(ungated_rate(r, at, p.p_min) if p.p_min > 0 else r, at, k, offsets) for r in RATES]
             rounds = [
                 round_of(target, draft, p.method, setup, k, positions=one, depth=depth, p_min=p.p_min,
                          parallel=p.parallel, hit_rate=share, costs=costs)
@@ -115,4 +117,4 @@ def speedup_at(sheet: Sheet, rate: float) -> float:
     p = sheet.prediction
     if sheet.what_if is not None and p.draft_max in sheet.what_if.lengths:
         return answer(sheet.what_if, p.depth, p.draft_max, rate)[1]
-    return (1 + p.draft_max * rate) / p.round.cost
+    return (1 + p.acceptance.draft_share * p.draft_max * rate) / p.round.cost
