@@ -95,7 +95,7 @@ def confirm(
     asked = read_prompts(prompts) if prompts is not None else prompts_for(tasks or DEFAULT_TASKS, per_task)
     found = find_engine(engine)
     chosen = options.method_of(method)
-    with _progress(quiet=json) as report:
+    with progress_bar(quiet=json) as report:
         result = run(
             target,
             draft,
@@ -218,7 +218,7 @@ def _parts(
     return [confirmed(sheet, result), result]
 
 
-class _progress:  # noqa: N801 - used like a function
+class progress_bar:  # noqa: N801 - used like a function
     """A bar on standard error; nothing when the answer is for a program or nobody looks."""
 
     def __init__(self, quiet: bool) -> None:

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+BUSY = 0.1
+"""Share of all processors used by others from which timings are disturbed."""
+
 
 class HasProcessorTime(Protocol):
     """Anything that knows its own processor time."""
@@ -36,6 +39,11 @@ class ContentionMeter:
         used = now - own + sum(os.times()[:2]) - mine
         self._others += max(0.0, after[0] - before[0] - used)
         self._total += after[1] - before[1]
+
+    @property
+    def busy(self) -> bool:
+        """Whether others used enough of the machine to disturb timings."""
+        return self.share is not None and self.share > BUSY
 
     @property
     def share(self) -> float | None:

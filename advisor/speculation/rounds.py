@@ -159,7 +159,8 @@ class Rounds:
         self.costs = self.plan.costs
         self.architecture = target.architecture
         self.vocabulary = target.vocabulary_size
-        self.base = self.plan.seconds(parallel, None, depth, 0, parallel)
+        self._sampled = self.costs.verified_token(self.vocabulary) * parallel
+        self.base = self.plan.seconds(parallel, None, depth, 0, parallel) + self._sampled
         self.rollback = rollback_class(target, method)
         self.draft_plan: Plan | None = None
         self.draft_layers = 1.0
@@ -208,7 +209,7 @@ class Rounds:
         s, depth, method = self.slots, self.depth, self.method
         snapshots = k if self.rollback == "snapshots" else 0
         verify = self.plan.seconds(s * (m + 1), None, depth, snapshots, s)
-        overhead = self.costs.verified_token(self.vocabulary) * s * (m + 1) + self.costs.round_overhead(method)
+        overhead = self._sampled + self.costs.round_overhead(method)
         plan = self.draft_plan
         if plan is None:
             return _Work(0.0, verify, overhead)
@@ -269,6 +270,8 @@ class Rounds:
                 extra += missed
             kept *= gates[i].accepted
             accepted += kept
+        # Rows behind the first rejection are computed but never sampled.
+        overhead += self._sampled * accepted
         if hit_rate < 1.0:
             draft, overhead, rollback = draft * hit_rate, overhead * hit_rate, rollback * hit_rate
             verify = verify * hit_rate + self.base * (1.0 - hit_rate)

@@ -1,0 +1,708 @@
+"""Calibrating this machine: what llama.cpp really charges here for each kind of work.
+
+Everything is measured through the server alone, on small models with random weights that are written for it and
+deleted afterwards, so any engine on any backend can be calibrated in about three minutes. Real models may be added:
+they tell how far their architecture departs from the sum of its parts.
+"""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+
+from advisor.base import Figure, Frozen
+from advisor.errors import AdvisorError, CancelledError, EngineError
+from advisor.hardware.machine import Backend, Device, Hardware, Setup
+from advisor.llamacpp.confirm import Progress, Report, forced_rates
+from advisor.llamacpp.contention import ContentionMeter
+from advisor.llamacpp.find import Engine, find_engine, list_devices
+from advisor.llamacpp.probe import RoundTiming, Timing, time_passes, time_rounds, time_steps
+from advisor.llamacpp.server import Cancel, NgramShape, Server, ServerOptions
+from advisor.llamacpp.synthetic import Recipe, write_synthetic
+from advisor.models.description import ModelDescription
+from advisor.performance.measured import (
+    Calibration,
+    Check,
+    Correction,
+    Curve,
+    DraftCost,
+    ExpertCost,
+    Family,
+    MatrixCost,
+    MeasuredCosts,
+    family_of_architecture,
+    this_machine,
+)
+from advisor.speculation.prediction import Method
+
+COLUMNS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 32)
+"""Passes that are timed: all draft lengths up to 8 exactly, the longer ones by interpolation."""
+_FEW = (1, 2, 3, 4, 5, 8, 9, 16)
+TYPES = ("Q8_0", "F16", "F32", "BF16", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4")
+EXPERT_TYPES = ("Q8_0", "Q4_K", "MXFP4", "F16")
+_SMALL, _LARGE = 512, 32768
+"""Vocabularies of the overhead probes."""
+_BYTES = 96 << 20
+"""Least weight bytes of a streaming probe: well beyond the last-level cache of ordinary processors."""
+_MOST_BYTES = 1 << 30
+_PASS = 4e-3
+"""A streaming pass should take at least this long, or launches would hide the memory [s]."""
+_BACKENDS: tuple[tuple[str, Backend], ...] = (
+    ("CUDA", "cuda"), ("ROCM", "rocm"), ("HIP", "rocm"), ("VULKAN", "vulkan"), ("MTL", "metal"), ("METAL", "metal"),
+    ("SYCL", "sycl"), ("GPUOPENCL", "opencl"), ("OPENCL", "opencl"),
+)  # fmt: skip
+BUSY = 0.15
+"""Share of the processors used by others from which a calibration is called disturbed."""
+
+
+def backend_of(engine: Engine) -> Backend:
+    """The backend an engine would compute on here, by the names of its devices."""
+    for device in list_devices(engine):
+        for prefix, backend in _BACKENDS:
+            if device.name.upper().startswith(prefix):
+                return backend
+    return "cpu"
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A folder that is gone afterwards, even if this process is killed."""
+    folder = Path(tempfile.mkdtemp(prefix="draft-advisor-"))
+    guard = Path(__file__).with_name("guard.py")
+    keeper = subprocess.Popen(
+        [sys.executable, "-I", "-S", str(guard), "--remove", str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        yield folder
+    finally:
+        assert keeper.stdin is not None
+        keeper.stdin.close()
+        keeper.wait()
+
+
+class _Passes(Frozen):
+    """T(n) of one file with logits of the last row, and its decode step [s]."""
+
+    passes: dict[int, Timing]
+    step: Timing
+
+
+def calibrate(
+    models: Sequence[Path | str] = (),
+    *,
+    engine: str | Engine = "auto",
+    threads: int | None = None,
+    gpu_layers: int | None = None,
+    patience: float = 1.0,
+    folder: Path | None = None,
+    progress: Report | None = None,
+    cancel: Cancel | None = None,
+) -> Calibration:
+    """Measure this machine with this engine.
+
+    Args:
+        models: GGUF files of the user; each corrects predictions for its architecture.
+        engine: ``auto``, ``embedded``, a path, or an :class:`Engine`.
+        threads: CPU threads; None = the engine's choice.
+        gpu_layers: ``-ngl``; None = the engine's choice.
+        patience: how long to measure, relative to the usual three minutes on two cores.
+        folder: where the probe models go; None = a temporary folder that is removed.
+        progress: told about every step.
+        cancel: asked before every step.
+
+    Raises:
+        EngineError: no engine, or it fails.
+        CancelledError: ``cancel`` said so.
+    """
+    engine = engine if isinstance(engine, Engine) else find_engine(engine)
+    if folder is not None:
+        return _Calibrator(engine, folder, threads, gpu_layers, patience, progress, cancel).run(models)
+    with temporary_folder() as temporary:
+        return _Calibrator(engine, temporary, threads, gpu_layers, patience, progress, cancel).run(models)
+
+
+def _thin(family: Family, **changes: object) -> Recipe:
+    """Many narrow blocks: nearly all of their time is what does not depend on weights."""
+    base: dict[str, object] = {
+        "architecture": "llama", "layers": 24, "width": 128, "heads": 2, "kv_heads": 1, "head_size": 64, "ffn": 256,
+        "vocabulary": _SMALL, "quant": "Q8_0",
+    }  # fmt: skip
+    special: dict[Family, dict[str, object]] = {
+        "dense": {},
+        "sandwich": {"architecture": "gemma3"},
+        "experts": {"architecture": "qwen3moe", "experts": 8, "experts_used": 2, "expert_width": 64},
+        "delta": {"architecture": "qwen35", "layers": 16, "mtp": True},
+        "convolution": {"architecture": "lfm2"},
+        "latent": {
+            "architecture": "deepseek2",
+            "layers": 16,
+            "experts": 8,
+            "experts_used": 2,
+            "expert_width": 64,
+            "shared_experts": 1,
+        },
+    }
+    return Recipe.model_validate(base | special[family] | {"name": f"thin-{family}"} | changes)
+
+
+def _wide(quant: str, nbytes: float) -> Recipe:
+    """Few wide blocks of one type, ``nbytes`` in all: nearly all of their time is streaming and multiplying."""
+    one = Recipe(
+        architecture="llama", name=f"wide-{quant}", layers=1, width=1024, heads=16, kv_heads=4, ffn=4096, quant=quant,
+        vocabulary=_SMALL,
+    )  # fmt: skip
+    from advisor.performance.fitted import bits_of
+
+    weights = 2 * 1024 * 1024 + 2 * 1024 * 256 + 3 * 1024 * 4096
+    return one.model_copy(update={"layers": max(2, round(nbytes / (weights * bits_of(quant) / 8)))})
+
+
+def _wide_experts(quant: str, nbytes: float) -> Recipe:
+    from advisor.performance.fitted import bits_of
+
+    weights = 16 * 3 * 1024 * 512
+    return Recipe(
+        architecture="qwen3moe", name=f"experts-{quant}", layers=max(2, round(nbytes / (weights * bits_of(quant) / 8))),
+        width=1024, heads=4, kv_heads=2, experts=16, experts_used=4, expert_width=512, quant="Q8_0", expert_quant=quant,
+        vocabulary=_SMALL,
+    )  # fmt: skip
+
+
+_HEAVY = _thin("delta", layers=8, state=128, key_heads=4, value_heads=16)
+"""A hybrid with much recurrent state."""
+_NARROW = _thin("dense", layers=4)
+"""Target and draft of the overhead probes: hardly anything but overhead."""
+
+
+class _Calibrator:
+    """One calibration while it goes on."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        folder: Path,
+        threads: int | None,
+        gpu_layers: int | None,
+        patience: float,
+        progress: Report | None,
+        cancel: Cancel | None,
+    ) -> None:
+        self.engine, self.folder, self.patience = engine, folder, patience
+        self.threads, self.gpu_layers = threads, gpu_layers
+        self.progress, self.cancel = progress, cancel
+        self.meter = ContentionMeter()
+        self.began = time.monotonic()
+        self.done, self.total = 0, 60
+        self._files: dict[Recipe, Path] = {}
+        self._descriptions: dict[Path, ModelDescription] = {}
+
+    # ---- running
+
+    def options(self, path: Path, **changes: object) -> ServerOptions:
+        base = ServerOptions(
+            model=str(path), threads=self.threads, gpu_layers=self.gpu_layers, context=2048, context_checkpoints=0
+        )
+        return base.model_copy(update=changes)
+
+    def say(self, message: str) -> None:
+        if self.cancel is not None and self.cancel():
+            raise CancelledError("The calibration was stopped; nothing was stored.")
+        if self.progress is not None:
+            passed = time.monotonic() - self.began
+            left = passed / self.done * (self.total - self.done) if self.done else None
+            self.progress(Progress(done=self.done, total=self.total, message=message, remaining=left))
+        self.done = min(self.done + 1, self.total)
+
+    def file(self, recipe: Recipe) -> Path:
+        if recipe not in self._files:
+            path = self.folder / f"{recipe.name}-{len(self._files)}.gguf"
+            self._files[recipe] = write_synthetic(recipe, path)
+        return self._files[recipe]
+
+    def drop(self, recipe: Recipe) -> None:
+        """Delete a probe model that is not needed any more: disk space is not ours to fill."""
+        if recipe in self._files:
+            self._files.pop(recipe).unlink(missing_ok=True)
+
+    def describe(self, path: Path) -> ModelDescription:
+        from advisor.models.reference import describe
+
+        if path not in self._descriptions:
+            self._descriptions[path] = describe(str(path))
+        return self._descriptions[path]
+
+    def passes(
+        self, path: Path, columns: Sequence[int], vocabulary: int, budget: float, message: str, depth: int = 0
+    ) -> _Passes:
+        self.say(message)
+        with Server(self.engine, self.options(path), cancel=self.cancel) as server:
+            time_passes(server, columns, vocabulary, budget=0, least=1, most=1, meter=self.meter)
+            timed = time_passes(
+                server, columns, vocabulary, budget=budget * self.patience, depth=depth, meter=self.meter
+            )
+            step = time_steps(server, vocabulary, repetitions=max(3, round(6 * self.patience)), meter=self.meter)
+        return _Passes(passes=timed, step=step)
+
+    def rounds(
+        self, target: Recipe, method: Method, k: int, message: str, draft: Recipe | None = None, replays: bool = False
+    ) -> RoundTiming:
+        self.say(f"{message}, draft length {k}")
+        options = self.options(
+            self.file(target),
+            draft=str(self.file(draft)) if draft else None,
+            method=method,
+            draft_max=k,
+            ngram=NgramShape(match=min(k, 4)) if method == "ngram-simple" else NgramShape(),
+            synth_rates=forced_rates(1.0, k) if draft is not None and draft.is_drafter else (),
+        )
+        with Server(self.engine, options, cancel=self.cancel) as server:
+            return time_rounds(
+                server, target.vocabulary, k, rounds=16, repetitions=max(3, round(6 * self.patience)), replays=replays,
+                meter=self.meter,
+            )  # fmt: skip
+
+    # ---- the plan
+
+    def run(self, models: Sequence[Path | str]) -> Calibration:
+        """Everything in order: each step may use what the steps before found."""
+        self.total = 20 + len(TYPES) + len(EXPERT_TYPES) + 2 * len(models)
+        began = time.monotonic()
+        backend = backend_of(self.engine)
+        # A first look, to size the probes for this machine.
+        first = self.passes(self.file(_wide("Q8_0", _BYTES)), (1,), _SMALL, 0.3, "first look")
+        self.drop(_wide("Q8_0", _BYTES))
+        nbytes = min(_MOST_BYTES, _BYTES * max(1.0, _PASS / first.step.seconds))
+
+        short = self.passes(self.file(_thin("dense", layers=2)), _FEW, _SMALL, 1.0, "time per step")
+        long = self.passes(self.file(_thin("dense")), _FEW, _SMALL, 1.5, "time per layer")
+        self.prompt_constant, self.prompt_per_layer = _line(
+            (2, short.passes[1].seconds - short.step.seconds), (24, long.passes[1].seconds - long.step.seconds)
+        )
+        # Blocks of 2 and 24 layers share everything but their number: the intercept is the step itself.
+        step, _ = _line((2, short.step.seconds), (24, long.step.seconds))
+        self.step = max(step, 0.0)
+        dense_layer = self._layer_curve(long, 24, None)
+
+        matrices = []
+        for quant in TYPES:
+            recipe = _wide(quant, nbytes)
+            timed = self.passes(self.file(recipe), COLUMNS, _SMALL, 2.5, f"matrices of type {quant}")
+            matrices.append(self._matrix_cost(quant, recipe, timed, dense_layer))
+            self.drop(recipe)
+        # Now that matrices are known, what narrow blocks spend on theirs can be taken out of the time per layer.
+        dense_layer = self._layer_curve(long, 24, matrices, self.file(_thin("dense")))
+        self.calibration = Calibration(
+            created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            machine=this_machine().model_copy(
+                update={"devices": tuple(d.description for d in list_devices(self.engine))}
+            ),
+            backend=backend,
+            engine=self.engine.label,
+            build=self.engine.build,
+            threads=self.threads,
+            seconds=0.0,
+            matrices=tuple(matrices),
+            layers={"dense": dense_layer},
+            step=self.step,
+            cache=Curve(columns=(1,), values=(matrices[0].seconds_per_byte.at(1),)),
+        )
+        self._cache()
+        self._families()
+        self._state()
+        self._experts(nbytes)
+        self._ngram()
+        self._vocabulary()
+        self._drafting()
+        self._rollback()
+        self._check()
+        for model in models:
+            self._real(Path(model))
+        return self.calibration.model_copy(
+            update={"seconds": round(time.monotonic() - began, 1), "contention": self.meter.share}
+        )
+
+    def update(self, **changes: object) -> None:
+        self.calibration = Calibration.model_validate(self.calibration.model_dump() | changes)
+
+    # ---- what each measurement means
+
+    def corrected(self, timed: _Passes, layers: int) -> dict[int, float]:
+        """T(n) without what reading a prompt costs on top of decoding [s]; T(1) is the decode step itself."""
+        extra = self.prompt_constant + self.prompt_per_layer * layers
+        values = {n: max(t.seconds - extra, 1e-7) for n, t in timed.passes.items()}
+        values[1] = timed.step.seconds
+        return values
+
+    def _layer_curve(
+        self, timed: _Passes, layers: int, matrices: Sequence[MatrixCost] | None, path: Path | None = None
+    ) -> Curve:
+        """Seconds per layer by columns."""
+        values = self.corrected(timed, layers)
+        weights = dict.fromkeys(values, 0.0)
+        if matrices is not None and path is not None:
+            known = {m.quant: m.seconds_per_byte for m in matrices}
+            model = self.describe(path)
+            for g in model.weights:
+                if g.quant in known and g.role not in ("embedding", "head"):
+                    for n in values:
+                        weights[n] += g.bytes * known[g.quant].at(n)
+                elif g.role == "head" and g.quant in known:
+                    for n in values:
+                        weights[n] += g.bytes * known[g.quant].at(1)
+        columns = sorted(values)
+        return Curve(
+            columns=tuple(columns),
+            values=tuple(max((values[n] - self.step - weights[n]) / layers, 1e-9) for n in columns),
+            spread=_spread(timed),
+        )
+
+    def _matrix_cost(self, quant: str, recipe: Recipe, timed: _Passes, layer: Curve) -> MatrixCost:
+        values = self.corrected(timed, recipe.layers)
+        model = self.describe(self.file(recipe))
+        streamed = sum(g.bytes for g in model.weights if g.role not in ("embedding", "head") and g.quant == quant)
+        columns = sorted(values)
+        return MatrixCost(
+            quant=quant,
+            seconds_per_byte=Curve(
+                columns=tuple(columns),
+                values=tuple(
+                    max(values[n] - self.step - recipe.layers * layer.at(n), 0.1 * values[n]) / streamed
+                    for n in columns
+                ),
+                spread=_spread(timed),
+            ),
+        )
+
+    def _cache(self) -> None:
+        """Attention over a long context against a short one."""
+        recipe = Recipe(
+            architecture="llama", name="attention", layers=8, width=256, heads=16, kv_heads=4, ffn=512, quant="Q8_0"
+        )
+        path, depth, columns = self.file(recipe), 1024, (1, 2, 4, 8, 16)
+        near = self.passes(path, columns, _SMALL, 0.8, "attention, short context")
+        far = self.passes(path, columns, _SMALL, 1.5, "attention, long context", depth=depth)
+        nbytes = self.describe(path).kv_bytes(depth)
+        shared = [n for n in columns if n in near.passes and n in far.passes]
+        self.update(
+            cache=Curve(
+                columns=tuple(shared),
+                values=tuple(max(far.passes[n].seconds - near.passes[n].seconds, 1e-9) / nbytes for n in shared),
+                spread=_spread(far),
+            )
+        )
+
+    def _families(self) -> None:
+        layers = dict(self.calibration.layers)
+        for family in ("sandwich", "experts", "delta", "convolution", "latent"):
+            recipe = _thin(family)
+            timed = self.passes(self.file(recipe), _FEW, _SMALL, 1.0, f"time per layer: {family} blocks")
+            path = self.file(recipe)
+            values = self.corrected(timed, recipe.layers)
+            known = self._without_layers(path, tuple(values))
+            layers[family] = Curve(
+                columns=tuple(sorted(values)),
+                values=tuple(max((values[n] - known[n]) / recipe.layers, 1e-9) for n in sorted(values)),
+                spread=_spread(timed),
+            )
+        self.update(layers=layers)
+
+    def _without_layers(self, path: Path, columns: Sequence[int]) -> dict[int, float]:
+        """What the calibration so far charges for a model, time per layer and state left out [s]."""
+        model = self.describe(path)
+        zero = Curve(columns=(1,), values=(0.0,))
+        bare = self.calibration.model_copy(
+            update={"layers": {family_of_architecture(model.architecture): zero}, "state": zero}
+        )
+        return self._predict(bare, model, columns)
+
+    def _predict(
+        self, calibration: Calibration, model: ModelDescription, columns: Sequence[int], logits: int | None = 1
+    ) -> dict[int, float]:
+        from advisor.performance.passes import plan_of
+
+        costs = MeasuredCosts(calibration)
+        plan = plan_of(model, self.setup(), costs)
+        vocabulary = costs.verified_token(model.vocabulary_size)
+        return {n: plan.seconds(n, logits if logits is None else min(n, logits)) + vocabulary for n in columns}
+
+    def setup(self) -> Setup:
+        """A stand-in: which machine it is does not matter, every tier gets our costs."""
+        device = Device(
+            slug="here",
+            name="this machine",
+            vendor="",
+            device_class="custom",
+            bandwidth=Figure(value=1.0, unit="GB/s", kind="assumed", source="not used"),
+        )
+        backend = self.calibration.backend
+        hardware = Hardware(name="this machine", devices=(device,), backend=backend, source="detected")
+        return Setup(hardware=hardware, backend=backend)
+
+    def _experts(self, nbytes: float) -> None:
+        found = []
+        for quant in EXPERT_TYPES:
+            recipe = _wide_experts(quant, nbytes)
+            path = self.file(recipe)
+            timed = self.passes(path, _FEW, _SMALL, 2.0, f"experts of type {quant}")
+            values = self.corrected(timed, recipe.layers)
+            none = ExpertCost(quant=quant, read=0.0, pair=0.0)
+            free = self.calibration.model_copy(update={"experts": (none,)})
+            rest = self._predict(free, self.describe(path), tuple(values))
+            one = sum(g.bytes for g in self.describe(path).weights if g.role == "experts") / recipe.experts
+            found.append(_fit_experts(quant, recipe, one, {n: values[n] - rest[n] for n in values}, _spread(timed)))
+            self.drop(recipe)
+        self.update(experts=tuple(found))
+
+    def _ngram(self) -> None:
+        """Rounds without a draft pass: what they cost beyond their verification is the round itself."""
+        lengths = (1, 4)
+        extra = [self.rounds(_NARROW, "ngram-simple", k, "n-gram rounds").timing.seconds for k in lengths]
+        bare = [self._bare_round("ngram-simple", _NARROW, None, k) for k in lengths]
+        self.update(rounds={"ngram-simple": sum(e - b for e, b in zip(extra, bare, strict=True)) / len(lengths)})
+
+    def _vocabulary(self) -> None:
+        """Sampling rows of many logits: a model that is nearly all vocabulary, in rounds of few and many rows."""
+        recipe = Recipe(
+            architecture="llama", name="vocabulary", layers=2, width=64, heads=1, kv_heads=1, ffn=128, quant="Q8_0",
+            vocabulary=65536,
+        )  # fmt: skip
+        lengths = (1, 7)
+        free = self.calibration.model_copy(update={"sampling": 0.0})
+        more = [
+            self.rounds(recipe, "ngram-simple", k, "sampling").timing.seconds
+            - self._round(free, "ngram-simple", recipe, None, k)[0]
+            for k in lengths
+        ]
+        self.update(sampling=max(0.0, (more[1] - more[0]) / (lengths[1] - lengths[0])) / recipe.vocabulary)
+
+    def _drafting(self) -> None:
+        """Rounds of narrow models: what they cost beyond their passes is overhead of drafting."""
+        small, rounds = _NARROW, dict(self.calibration.rounds)
+        drafting: dict[str, DraftCost] = {}
+        big = _thin("dense", layers=4, vocabulary=_LARGE, width=64, heads=1)
+        tall = _thin("dense", layers=24)
+        sample = {
+            (_SMALL, 4): self._token("draft-simple", small, small, rounds),
+            (_LARGE, 4): self._token("draft-simple", big, big, rounds),
+            (_SMALL, 24): self._token("draft-simple", small, tall, rounds),
+        }
+        per_entry = max(0.0, (sample[_LARGE, 4] - sample[_SMALL, 4]) / (_LARGE - _SMALL))
+        per_layer = max(0.0, (sample[_SMALL, 24] - sample[_SMALL, 4]) / 20)
+        # The constant may be negative: a draft pass is charged a whole step, but skips the server's share of it.
+        constant = sample[_SMALL, 4] - per_entry * _SMALL - per_layer * 4
+        drafting["draft-simple"] = DraftCost(constant=constant, per_entry=per_entry, per_layer=per_layer)
+        self.update(rounds=rounds, drafting=drafting)
+
+        hybrid = _thin("delta")
+        wide = _thin("delta", layers=4, vocabulary=_LARGE)
+        if self.engine.capabilities.supports("draft-mtp"):
+            low = self._token("draft-mtp", hybrid, None, rounds)
+            high = self._token("draft-mtp", wide, None, rounds)
+            slope = max(0.0, (high - low) / (_LARGE - _SMALL))
+            drafting["draft-mtp"] = DraftCost(constant=low - slope * _SMALL, per_entry=slope)
+        if self.engine.capabilities.supports("draft-eagle3") and self.engine.capabilities.synth:
+            head = Recipe(
+                architecture="eagle3", name="head", layers=1, width=128, heads=2, kv_heads=1, ffn=256, quant="Q8_0",
+                target_layers=(1, 2, 3), target_width=128,
+            )  # fmt: skip
+            low = self._token("draft-eagle3", small, head, rounds)
+            slope = drafting["draft-mtp"].per_entry if "draft-mtp" in drafting else 0.0
+            drafting["draft-eagle3"] = DraftCost(constant=low - slope * _SMALL, per_entry=slope)
+        self.update(rounds=rounds, drafting=drafting)
+
+    def _token(self, method: Method, target: Recipe, draft: Recipe | None, rounds: dict[str, float]) -> float:
+        """Overhead of one drafted token [s]; notes the overhead of a round on the way."""
+        lengths = (1, 5)
+        extra = []
+        for k in lengths:
+            timed = self.rounds(target, method, k, f"{method} rounds", draft)
+            extra.append(timed.timing.seconds - self._bare_round(method, target, draft, k))
+        token = (extra[1] - extra[0]) / (lengths[1] - lengths[0])
+        rounds.setdefault(method, extra[0] - token * lengths[0])
+        return token
+
+    def _bare_round(self, method: Method, target: Recipe, draft: Recipe | None, k: int) -> float:
+        """A full round as the calibration so far would charge it, without overheads of drafting [s]."""
+        bare = self.calibration.model_copy(
+            update={"drafting": {method: DraftCost(constant=0.0)}, "rounds": {method: 0.0}}
+        )
+        return self._round(bare, method, target, draft, k)[0]
+
+    def _round(
+        self, calibration: Calibration, method: Method, target: Recipe, draft: Recipe | None, k: int
+    ) -> tuple[float, float]:
+        """A round with every draft accepted: seconds, and in decode steps."""
+        from advisor.speculation.rounds import round_of
+
+        one = round_of(
+            self.describe(self.file(target)),
+            self.describe(self.file(draft)) if draft else None,
+            method,
+            self.setup(),
+            k,
+            positions=(1.0,),
+            depth=30 + 6 * (k + 1),
+            costs=MeasuredCosts(calibration),
+        )
+        return one.cost.milliseconds / 1000, one.cost.cost
+
+    def _state(self) -> None:
+        """A hybrid with much state against the thin one: per byte of state by columns, per snapshot, per checkpoint."""
+        heavy = _HEAVY
+        path = self.file(heavy)
+        timed = self.passes(path, _FEW, _SMALL, 1.5, "recurrent state")
+        values = self.corrected(timed, heavy.layers)
+        model = self.describe(path)
+        zero = self.calibration.model_copy(update={"state": Curve(columns=(1,), values=(0.0,)), "state_copy": 0.0})
+        rest = self._predict(zero, model, tuple(values))
+        columns = tuple(sorted(values))
+        # The time per delta layer was taken with the thin model's own state in it: separate the two.
+        thin = _thin("delta")
+        own = self.describe(self.file(thin)).state_bytes / thin.layers
+        more = model.state_bytes - own * heavy.layers
+        state = Curve(
+            columns=columns,
+            values=tuple(max(values[n] - rest[n], 0.0) / more for n in columns),
+            spread=_spread(timed),
+        )
+        layer = self.calibration.layers["delta"]
+        freed = tuple(max(v - own * state.at(n), 0.2 * v) for n, v in zip(layer.columns, layer.values, strict=True))
+        self.update(
+            state=state, layers={**self.calibration.layers, "delta": layer.model_copy(update={"values": freed})}
+        )
+
+    def _rollback(self) -> None:
+        """Snapshots (MTP) and checkpoints (n-gram) of a hybrid with much state."""
+        thin, heavy = _thin("delta"), _HEAVY
+        model = self.describe(self.file(heavy))
+        if self.engine.capabilities.supports("draft-mtp"):
+            k = 4
+            seconds = self.rounds(heavy, "draft-mtp", k, "snapshots of state").timing.seconds
+            known = self._round(self.calibration.model_copy(update={"state_copy": 0.0}), "draft-mtp", heavy, None, k)[0]
+            self.update(state_copy=max(0.0, seconds - known) / model.state_bytes / k)
+        save = {}
+        for recipe in (thin, heavy):
+            seconds = self.rounds(recipe, "ngram-simple", 3, "checkpoints of state").timing.seconds
+            free = self.calibration.model_copy(update={"checkpoint": 0.0, "checkpoint_constant": 0.0})
+            save[self.describe(self.file(recipe)).state_bytes] = max(
+                0.0, seconds - self._round(free, "ngram-simple", recipe, None, 3)[0]
+            )
+        (small, low), (large, high) = sorted(save.items())
+        constant, slope = _line((small, low), (large, high))
+        self.update(checkpoint=max(slope, 0.0), checkpoint_constant=max(constant, 0.0))
+
+    def _check(self) -> None:
+        """Rounds of other models than those measured: how well the parts add up."""
+        target = Recipe(
+            architecture="llama", name="check", layers=6, width=768, heads=12, kv_heads=4, ffn=3072, quant="Q8_0",
+            vocabulary=8192,
+        )  # fmt: skip
+        draft = Recipe(
+            architecture="llama", name="check-draft", layers=4, width=256, heads=4, kv_heads=2, ffn=1024, quant="Q4_0",
+            vocabulary=8192,
+        )  # fmt: skip
+        hybrid = Recipe(
+            architecture="qwen35", name="check-hybrid", layers=8, width=768, heads=12, kv_heads=4, ffn=2048,
+            quant="Q8_0", vocabulary=8192, mtp=True, state=64, key_heads=4, value_heads=8,
+        )  # fmt: skip
+        routed = Recipe(
+            architecture="qwen3moe", name="check-experts", layers=6, width=512, heads=8, kv_heads=4, experts=32,
+            experts_used=4, expert_width=384, quant="Q8_0", vocabulary=2048,
+        )  # fmt: skip
+        checks: list[Check] = []
+        pairs: tuple[tuple[Recipe, Recipe | None, Method, int], ...] = (
+            (target, draft, "draft-simple", 3),
+            (hybrid, None, "draft-mtp", 3),
+            (routed, None, "ngram-simple", 4),
+            (target, None, "ngram-simple", 7),
+        )
+        for one, helper, method, k in pairs:
+            if not self.engine.capabilities.supports(method):
+                continue
+            base = self.passes(self.file(one), (1,), one.vocabulary, 0.2, f"checking {one.name}").step.seconds
+            seconds = self.rounds(one, method, k, f"checking {one.name}, {method}", helper).timing.seconds
+            checks.append(
+                Check(
+                    name=one.name,
+                    method=method,
+                    draft_max=k,
+                    measured=seconds / base,
+                    predicted=self._round(self.calibration, method, one, helper, k)[1],
+                )
+            )
+        self.update(checks=tuple(checks))
+
+    def _real(self, path: Path) -> None:
+        """A model of the user: what it costs over what its parts add up to."""
+        model = self.describe(path)
+        if model.kind != "model":
+            raise EngineError(f"{path.name} is a {model.kind} file, not a model.", "Name a target model.")
+        timed = self.passes(path, _FEW, max(model.vocabulary_size, 1024), 4.0, f"your model {path.name}")
+        values = self.corrected(timed, len(model.layers))
+        parts = self._predict(self.calibration, model, tuple(values))
+        columns = tuple(sorted(values))
+        ratio = Curve(columns=columns, values=tuple(values[n] / parts[n] for n in columns), spread=_spread(timed))
+        others = tuple(c for c in self.calibration.corrections if c.architecture != model.architecture)
+        self.update(corrections=(*others, Correction(architecture=model.architecture, model=model.name, ratio=ratio)))
+
+
+def _line(one: tuple[float, float], two: tuple[float, float]) -> tuple[float, float]:
+    """Intercept and slope of the line through two points."""
+    slope = (two[1] - one[1]) / (two[0] - one[0])
+    return one[1] - slope * one[0], slope
+
+
+def _spread(timed: _Passes) -> float:
+    """Typical relative spread of the medians of a set of passes."""
+    values = [t.spread / math.sqrt(t.count) for t in timed.passes.values()]
+    return round(sum(values) / len(values), 4) if values else 0.0
+
+
+def _fit_experts(quant: str, recipe: Recipe, one: float, seconds: dict[int, float], spread: float) -> ExpertCost:
+    """Seconds per byte per distinct expert and per (token, expert) pair; non-negative least squares, relative."""
+    import numpy as np
+    from scipy.optimize import nnls
+
+    rows, right = [], []
+    for n, value in seconds.items():
+        if value <= 0:
+            continue
+        distinct = recipe.experts * (1 - (1 - recipe.experts_used / recipe.experts) ** n)
+        rows.append([one * distinct / value, one * recipe.experts_used * n / value])
+        right.append(1.0)
+    if not rows:
+        raise EngineError(f"Experts of type {quant} could not be told apart from the rest of the pass.", "Try again.")
+    (read, pair), _ = nnls(np.asarray(rows), np.asarray(right))
+    return ExpertCost(quant=quant, read=float(read), pair=float(pair), spread=spread)
+
+
+def disturbed(calibration: Calibration) -> str | None:
+    """A warning if other programs used the machine meanwhile."""
+    if calibration.contention is None or calibration.contention < BUSY:
+        return None
+    return (
+        f"Other programs used {calibration.contention:.0%} of the processors during the calibration: "
+        "its times are too long. Close them and calibrate again."
+    )
+
+
+def try_describe(path: Path) -> str | None:
+    """Why a file cannot be calibrated with; None = it can."""
+    from advisor.models.reference import describe
+
+    try:
+        model = describe(str(path))
+    except AdvisorError as error:
+        return str(error)
+    return None if model.kind == "model" else f"{path.name} is a {model.kind} file, not a model."
