@@ -41,6 +41,7 @@ def test_equal_vocabularies(model: Files) -> None:
     verdict = compare(model(), model())
     assert verdict.compatible is True
     assert "same 64 tokens" in verdict.reason
+    assert "from id 5 on" in compare(model(changed={0: "a"}), model()).reason
 
 
 def test_type_decides_first(model: Files) -> None:

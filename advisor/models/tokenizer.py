@@ -113,6 +113,8 @@ class Comparison(Frozen):
     add_eos: tuple[bool | None, bool | None] = (None, None)
     eos: tuple[int | None, int | None] = (None, None)
     texts_equal: bool | None = None
+    identical: bool = False
+    """The lists are the same byte for byte; ``texts_equal`` may hold without that (ids 0 to 4, zero bytes)."""
     first_difference: TokenDifference | None = None
     differences: int = 0
     """How many compared ids differ."""
@@ -206,6 +208,7 @@ def examine(target: ModelDescription, draft: ModelDescription) -> Comparison | N
         add_eos=(a.add_eos, b.add_eos),
         eos=(a.eos_id, b.eos_id),
         texts_equal=texts_equal,
+        identical=bool(a.digest) and a.digest == b.digest,
         first_difference=first,
         differences=differences,
         padding_only=padding,
@@ -258,7 +261,9 @@ def judge(facts: Comparison, build: int | None = None) -> tuple[bool | None, str
     if not facts.flags_known or "unknown" in (facts.target_type, facts.draft_type):
         return None, "unknown", "The token lists are equal, but the special tokens' settings are not known."
     if facts.size_difference == 0:
-        return True, "none", f"Both have the same {facts.target_size:,} tokens."
+        if facts.identical:
+            return True, "none", f"Both have the same {facts.target_size:,} tokens."
+        return True, "none", f"The {facts.target_size:,} tokens agree wherever llama.cpp compares them (from id 5 on)."
     kind = "padding" if facts.padding_only else "entries"
     return True, "none", (
         f"The lists agree; one has {facts.size_difference} more {kind} at its end (at most {limit} are allowed)."
@@ -274,12 +279,12 @@ def _special_rule(
     rule = name.lower()
     if adds[0] != adds[1]:
         who = "target" if adds[0] else "draft"
-        return False, rule, f"Only the {who} adds a {name} token (add_{rule}_token differs)."
+        return False, rule, f"Only the {who} adds {_article(name)} token (add_{rule}_token differs)."
     if ids[0] == ids[1]:
         return None
     shown = f"{name} ids differ ({_id(ids[0])} and {_id(ids[1])})"
     if adds[0]:
-        return False, rule, f"Both add a {name} token, but the {shown}."
+        return False, rule, f"Both add {_article(name)} token, but the {shown}."
     if build is not None and build <= BOS_RULE_LAST_OLD:
         return False, rule, f"The {shown}; build {build} still compares them although neither is ever added."
     if build is not None and build < BOS_RULE_FIRST_NEW:
@@ -288,6 +293,10 @@ def _special_rule(
             "them (PR #22358)."
         )  # fmt: skip
     return None
+
+
+def _article(name: str) -> str:
+    return f"an {name}" if name == "EOS" else f"a {name}"
 
 
 def _id(value: int | None) -> str:
