@@ -12,6 +12,7 @@ from advisor.advice.launch import NGRAM_METHODS
 from advisor.advice.recommendation import Exclusion, ExclusionKind, Origin
 from advisor.errors import AdvisorError, CancelledError
 from advisor.models.description import ModelDescription
+from advisor.models.pairs import check_pair
 from advisor.speculation.predict import infer_method, tokenizer_verdict
 from advisor.speculation.prediction import Method
 from advisor.text import clean
@@ -133,7 +134,9 @@ def check(
         )
     verdict = tokenizer_verdict(target, draft, method)
     if verdict.compatible is False:
-        return exclusion(draft, "tokenizer", verdict.reason)
+        # Graphs and states are the engine's own limits; everything else is about vocabularies and widths.
+        engine_limit = check_pair(target, draft).rule in ("state", "architecture")
+        return exclusion(draft, "does not work" if engine_limit else "tokenizer", verdict.reason)
     if preflight is not None:
         trouble = preflight(target, draft, method)
         if trouble is not None:

@@ -79,36 +79,24 @@ def infer_method(target: ModelDescription, draft: ModelDescription | None) -> Me
     return "draft-simple"
 
 
-def tokenizer_verdict(target: ModelDescription, draft: ModelDescription | None, method: Method) -> TokenizerVerdict:
-    """Whether llama.cpp accepts this pair for this method (vocabulary for draft-simple, shapes for heads)."""
-    if draft is None or method == "draft-mtp":
-        if draft is not None and draft.drafter and draft.drafter.target_width not in (None, target.embedding_length):
-            return TokenizerVerdict(compatible=False, reason=_width_reason(target, draft))
+def tokenizer_verdict(
+    target: ModelDescription, draft: ModelDescription | None, method: Method, build: int | None = None
+) -> TokenizerVerdict:
+    """Whether llama.cpp runs this pair with this method: vocabularies for draft-simple, shapes for heads.
+
+    Raises:
+        InputError: the draft is no model at all.
+    """
+    if draft is None:
         return TokenizerVerdict(compatible=True, reason="No second vocabulary: the target's own is used.")
-    if draft.drafter:
-        width = draft.drafter.target_width
-        if width is not None and target.embedding_length and width != target.embedding_length:
-            return TokenizerVerdict(compatible=False, reason=_width_reason(target, draft))
-        deepest = max(draft.drafter.target_layers, default=0)
-        if target.layers and deepest > len(target.layers):
-            return TokenizerVerdict(
-                compatible=False,
-                reason=f"The head reads layer {deepest} of its target, but {target.name} has {len(target.layers)}.",
-            )
-        return TokenizerVerdict(
-            compatible=True, reason="llama.cpp compares no vocabulary for this method; the widths agree."
-        )
-    from advisor.models.tokenizer import compare
-
-    return compare(target, draft)
+    return _PAIRS.get((target, draft), build, lambda: _checked(target, draft, build))
 
 
-def _width_reason(target: ModelDescription, draft: ModelDescription) -> str:
-    assert draft.drafter is not None
-    return (
-        f"The head was made for a target {draft.drafter.target_width} wide; "
-        f"{target.name} is {target.embedding_length} wide."
-    )
+def _checked(target: ModelDescription, draft: ModelDescription, build: int | None) -> TokenizerVerdict:
+    from advisor.models.pairs import check_pair
+
+    report = check_pair(target, draft, build=build)
+    return TokenizerVerdict(compatible=report.compatible, reason=report.reason)
 
 
 class _Point(NamedTuple):
@@ -175,7 +163,7 @@ def predict(
     context = context if context is not None else depth + 4096
     costs: CostSource | None = None if calibrated else fitted_costs
     charges = cost_model(setup, calibrated=calibrated)
-    tokenizer = tokenizer_verdict(target, draft, method)
+    tokenizer = tokenizer_verdict(target, draft, method, setup.build)
     at = draft_max or default_draft_max(method)
     if acceptance is not None:
         estimate = acceptances.given(acceptance, at, method)
@@ -354,6 +342,7 @@ def _verdict(point: _Point, tokenizer: TokenizerVerdict, memory: MemoryPlan, for
 
 _SUMMARIES: IdentityCache[ModelSummary] = IdentityCache(512)
 _PLANS: IdentityCache[MemoryPlan] = IdentityCache(2048)
+_PAIRS: IdentityCache[TokenizerVerdict] = IdentityCache(4096)
 
 
 def summarise(model: ModelDescription) -> ModelSummary:
