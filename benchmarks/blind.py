@@ -38,9 +38,9 @@ from fit_acceptance import (
 from advisor.errors import AdvisorError
 from advisor.performance.select import fitted_costs
 from advisor.speculation import acceptance
-from advisor.speculation.predict import _point as pair_point
+from advisor.speculation.overview import outcome
 from advisor.speculation.prediction import Task
-from advisor.validation.cases import Skipped, SpeculationCase, speculation_case
+from advisor.validation.cases import Skipped, SpeculationCase, rounds_for, speculation_case
 from advisor.validation.tables import Row, read_table
 
 START, END = "<!-- blind:start -->", "<!-- blind:end -->"
@@ -95,15 +95,10 @@ def blind(row: Row, case: SpeculationCase, model: acceptance.Model) -> Scored | 
     task = next((t for t in TASKS if t == case.task), None)
     query = acceptance.query(case.target, case.draft, case.method, task, case.temperature or 0.0)
     guess = acceptance.at_length(acceptance.infer(query, (), model), case.k)
-    setup = case.setup.model_copy(update={"parallel": case.parallel})
     try:
-        point = pair_point(
-            case.target, case.draft, case.method, setup, case.k, guess, depth=case.depth, p_min=case.p_min,
-            costs=fitted_costs,
-        )  # fmt: skip
+        found = outcome(rounds_for(case, fitted_costs), guess, case.k, case.p_min)
     except AdvisorError:
         return None
-    interval = point.range()
     return Scored(
         id=case.id,
         author=author_of(row.text("source_group")),
@@ -111,10 +106,10 @@ def blind(row: Row, case: SpeculationCase, model: acceptance.Model) -> Scored | 
         setup=case.cluster,
         method=case.method,
         measured=case.measured,
-        predicted=interval.median,
-        low=interval.low,
-        high=interval.high,
-        probability_faster=point.probability_faster,
+        predicted=found.speedup.median,
+        low=found.speedup.low,
+        high=found.speedup.high,
+        probability_faster=found.probability_faster,
         acceptance=case.acceptance if case.p_min == 0 and case.method not in acceptance.NGRAM else None,
         expected=guess.rate.median,
         expected_low=guess.rate.low,

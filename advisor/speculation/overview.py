@@ -17,6 +17,7 @@ from advisor.speculation.prediction import AcceptanceEstimate, Method, Task
 
 if TYPE_CHECKING:
     from advisor.hardware.machine import Setup
+    from advisor.speculation.rounds import Round, Rounds
     from advisor.speculation.vocabulary import Vocabulary
 
 SCHEMA_VERSION = 1
@@ -145,6 +146,37 @@ def outlook(
             "break_even_acceptance": even,
             "margin": None if even is None else estimate.rate.median - even,
         }
+    )
+
+
+class Outcome(Frozen):
+    """Speedup with its 80 % range, and the probability that it is above 1."""
+
+    speedup: Range
+    probability_faster: float
+
+
+def outcome(rounds: Rounds, estimate: AcceptanceEstimate, k: int, p_min: float = 0.0) -> Outcome:
+    """What an acceptance estimate means for a pair on a machine: content and physics put together.
+
+    In log space the two uncertainties are independent, so half-widths add in quadrature, each side by itself.
+    """
+    from advisor.speculation.rounds import gate
+
+    def at(z: float) -> Round:
+        gates = [gate(a, p_min) for a in acceptances.positions(estimate, k, z)]
+        return rounds.round(k, gates, estimate.draft_share)
+
+    z = acceptances.Z80
+    low, middle, high = (at(s) for s in (-z, 0.0, z))
+    centre = math.log(middle.tokens / middle.cost.cost)
+    physics = z * middle.log_sd
+    down = math.hypot(max(0.0, centre - math.log(low.tokens / low.cost.cost)), physics)
+    up = math.hypot(max(0.0, math.log(high.tokens / high.cost.cost) - centre), physics)
+    side = max(down if centre > 0 else up, 1e-9) / z
+    return Outcome(
+        speedup=Range(median=math.exp(centre), low=math.exp(centre - down), high=math.exp(centre + up)),
+        probability_faster=0.5 * (1 + math.erf(centre / side / math.sqrt(2))),
     )
 
 
