@@ -130,7 +130,7 @@ def test_every_method_and_task_gets_an_ordered_range_with_evidence(method: Metho
 def test_provenance_says_what_is_known() -> None:
     known = estimate(TARGET, None, "draft-mtp", task="code", k=3, results=())
     assert known.kind == "published"
-    assert "nearest: qwen3.8-27b mtp on code" in known.evidence
+    assert "nearest: qwen3.8-27b MTP on code" in known.evidence
     related = estimate(OTHER, OTHER_DRAFT, "draft-simple", k=3, results=())
     assert related.kind == "fitted"
     assert "nearest: llama-3.1-8b + llama-3.2-1b" in related.evidence

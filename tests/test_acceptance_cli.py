@@ -54,7 +54,7 @@ def test_one_task_with_evidence_conversions_and_break_even() -> None:
     text = run("qwen3.8-27b:Q4_K_M", "-t", "code", "-k", "4", *GPU)
     assert "break-even" in text
     assert "runs, " in text
-    assert "nearest: qwen3.8-27b mtp on code" in " ".join(text.split())
+    assert "nearest: qwen3.8-27b MTP on code" in " ".join(text.split())
 
 
 def test_all_tasks_in_eighty_columns() -> None:

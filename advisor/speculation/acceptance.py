@@ -491,11 +491,9 @@ def _provenance(q: Query, mine: Sequence[OwnRun], m: Model) -> tuple[Kind, str]:
         parts.append(f"{count} of your own runs{'' if pair else ' of other pairs'}")
     if same:
         nearest = max(same, key=lambda e: _nearness(e, q))
-        name = nearest.target + (f" + {nearest.draft}" if nearest.draft else "")
-        parts.append(
-            f"{_count(runs, 'run')}, {_count(sources, 'source')}, nearest: {name} "
-            f"{q.method.removeprefix('draft-')} on {nearest.task}"
-        )
+        name = nearest.target + (f" + {nearest.draft}" if q.method == "draft-simple" else f" {_SHORT[q.method]}")
+        text = nearest.task if nearest.task not in ("mixed", "unknown") else "mixed text"
+        parts.append(f"{_count(runs, 'run')}, {_count(sources, 'source')}, nearest: {name} on {text}")
     if pair:
         return "measured", "; ".join(parts)
     if exact:
@@ -503,6 +501,9 @@ def _provenance(q: Query, mine: Sequence[OwnRun], m: Model) -> tuple[Kind, str]:
     if parts:
         return "fitted", "; ".join(parts)
     return "assumed", f"no run of {q.method} with a stated acceptance is known; a wide guess from the other methods"
+
+
+_SHORT = {"draft-mtp": "MTP", "draft-eagle3": "EAGLE-3", "draft-dflash": "DFlash", "draft-dspark": "DSpark"}
 
 
 def _count(number: int, noun: str) -> str:
