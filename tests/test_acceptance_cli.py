@@ -79,6 +79,18 @@ def test_a_pair_that_can_never_win_says_so() -> None:
     assert "even if every draft were accepted" in " ".join(run(*words).split())
 
 
+def test_a_range_across_one_names_the_way_to_find_out() -> None:
+    words = ("gemma-4-31b:Q4_K_M", "gemma-4-e2b:Q8_0", "-H", "RTX 4090")
+    (one,) = report(*words).tasks
+    assert one.speedup is not None
+    assert one.confirm_seconds is not None
+    text = run(*words)
+    assert ("advisor confirm" in text) == (one.speedup.low < 1 < one.speedup.high)
+    assert "advisor confirm" not in run("gpt-oss-120b:MXFP4", "gpt-oss-20b:MXFP4", "-H", "Ryzen AI Max+ 395")
+    # reading both models twice and some 3,500 tokens at tens of tokens per second
+    assert 30 < one.confirm_seconds < 1200
+
+
 def test_the_articles_acceptances_lie_in_the_ranges() -> None:
     for target, draft, seen in (
         ("qwen3.5-27b:Q8_0", "qwen3.5-2b:Q8_0", 0.643),

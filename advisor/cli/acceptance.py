@@ -223,6 +223,9 @@ def _details(one: TaskOutlook) -> list[str]:
                 f"break-even           {one.break_even_acceptance:.0%}; the estimate is "
                 f"{abs(100 * one.margin):.0f} points {side}"
             )
+        if one.speedup.low < 1 < one.speedup.high and one.confirm_seconds is not None:
+            minutes = max(1, round(one.confirm_seconds / 60))
+            lines.append(f"too wide to say?     `advisor confirm` measures it in about {minutes} min")
     return lines
 
 

@@ -27,7 +27,7 @@ TASKS: tuple[Task, ...] = get_args(Task)
 class TaskOutlook(Frozen):
     """One kind of text. ``survival[i]`` = chance that the first i+1 drafts are all accepted.
 
-    The last four are None when no machine was given.
+    The last five are None when no machine was given.
     """
 
     task: Task | None
@@ -42,6 +42,8 @@ class TaskOutlook(Frozen):
     """Acceptance below which the pair loses; None = not even at 1 does it win."""
     margin: float | None = None
     """Median acceptance minus break-even; None if there is no break-even."""
+    confirm_seconds: float | None = None
+    """About how long `advisor confirm` takes with its defaults, reading the models included [s]."""
 
 
 class ReplayOutlook(Frozen):
@@ -145,8 +147,20 @@ def outlook(
             "probability_faster": p.probability_faster,
             "break_even_acceptance": even,
             "margin": None if even is None else estimate.rate.median - even,
+            "confirm_seconds": _confirming(target, draft, p.baseline_tps.median, p.speculative_tps.median),
         }
     )
+
+
+CONFIRM_TOKENS = 6 * 96 * 3
+"""What `advisor confirm` generates in each arm: six prompts of up to 96 tokens, two to five times."""
+READING = 1e9
+"""Bytes of a model file read per second when it is loaded: a common SSD, assumed."""
+
+
+def _confirming(target: ModelDescription, draft: ModelDescription | None, plain: float, fast: float) -> float:
+    read = (2 * target.size_bytes + (draft.size_bytes if draft is not None else 0)) / READING
+    return read + CONFIRM_TOKENS * (1 / plain + 1 / fast)
 
 
 class Outcome(Frozen):
