@@ -648,7 +648,7 @@ class _Calibrator:
         model = self.describe(path)
         if model.kind != "model":
             raise EngineError(f"{path.name} is a {model.kind} file, not a model.", "Name a target model.")
-        timed = self.passes(path, _FEW, max(model.vocabulary_size, 1024), 4.0, f"your model {path.name}")
+        timed = self.passes(path, _FEW, model.vocabulary_size or _SMALL, 4.0, f"your model {path.name}")
         values = self.corrected(timed, len(model.layers))
         parts = self._predict(self.calibration, model, tuple(values))
         columns = tuple(sorted(values))

@@ -493,6 +493,7 @@ class _Run:
                 if repetition + 1 >= self.least and self.narrow(k):
                     break
         self.total -= skipped
+        self.say(f"draft length {k} done")
 
     def total_of_one(self) -> int:
         return self.most * len(self.prompts) * 2

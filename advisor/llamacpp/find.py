@@ -299,6 +299,8 @@ def isolated_environment() -> dict[str, str]:
     environment = {k: v for k, v in os.environ.items() if not k.upper().startswith(("LLAMA_ARG_", "LLAMA_API_KEY"))}
     nowhere = os.path.join(os.path.abspath(__file__), "none")
     environment["XDG_CONFIG_HOME"] = nowhere
+    # An abort would start a debugger and drown its own reason in a backtrace.
+    environment["GGML_NO_BACKTRACE"] = "1"
     if sys.platform == "win32":
         environment["APPDATA"] = nowhere
     return environment

@@ -411,6 +411,10 @@ class Server:
 
     def explain(self, error: Exception) -> EngineError:
         """The same trouble with the reason behind it: died engines say why in their log."""
+        if isinstance(error, ConnectionError) and self._process is not None:
+            # The connection breaks before the process is gone; an abort still writes its reason.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(10)
         if not self.alive():
             return failure(f"{self.engine.label} died while generating", self._exit_status(), self.log())
         return error if isinstance(error, EngineError) else EngineError(str(error))
