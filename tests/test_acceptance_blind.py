@@ -117,3 +117,14 @@ def test_an_author_left_out_leaves_no_trace() -> None:
     full = fitting.fit(runs, {**fitting.FIXED_SD, **{k: v[0] for k, v in fitting.SD_PRIOR.items()}}, rounds=1)
     stranger = blind.model_without("nobody", runs, families, full)
     assert sum(e.runs for e in stranger.evidence) == len(runs)
+
+
+def test_physics_matters_only_where_something_is_drafted() -> None:
+    target = describe_catalogue("qwen3-14b:Q4_K_M")
+    rounds = rounds_of(target, None, "ngram-mod", resolve("RTX 3090"), costs=fitted_costs)
+    guess = acceptance.estimate(target, None, "ngram-mod", task="chat", k=48, results=())
+    rare, always = (
+        outcome(rounds, guess.model_copy(update={"draft_share": share}), 48).speedup for share in (0.01, 1.0)
+    )
+    assert rare.median == pytest.approx(1, abs=0.05)
+    assert rare.high / rare.low < 1.1 < always.high / always.low

@@ -167,20 +167,20 @@ def _show(report: AcceptanceReport) -> None:
     if report.replays:
         console.print()
         console.print("N-gram methods replayed on your text:")
-        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-        for name in ("task", "method", "drafted", "accepted", "tokens/pass", "drafting"):
+        table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
+        for name in ("task", "method", "drafted", "accepted", "per pass", "rounds"):
             table.add_column(name, no_wrap=True, justify="left" if name in ("task", "method") else "right")
         if report.hardware:
             table.add_column("speedup", no_wrap=True)
         for r in report.replays:
             share = f"{r.acceptance:.0%}" if r.acceptance is not None else "-"
             cells = [r.task, r.replay.method, f"{r.replay.drafted:,}", f"{r.replay.accepted:,} ({share})"]
-            cells += [f"{r.mean_accepted_length:.2f}", f"{r.draft_share:.0%}"]
+            cells += [f"{r.mean_accepted_length:.2f}", f"{r.draft_share:.1%}"]
             if r.speedup is not None:
                 cells.append(format_range(r.speedup, "x"))
             table.add_row(*cells)
         console.print(table)
-        console.print("drafting = share of rounds in which anything was drafted.")
+        console.print("per pass: tokens per pass of the target; rounds: share of rounds that drafted anything.")
     for note in report.notes:
         console.print(printable(note, plain))
 

@@ -17,7 +17,7 @@ from advisor.speculation.prediction import AcceptanceEstimate, Method, Task
 
 if TYPE_CHECKING:
     from advisor.hardware.machine import Setup
-    from advisor.speculation.rounds import Round, Rounds
+    from advisor.speculation.rounds import Rounds
     from advisor.speculation.vocabulary import Vocabulary
 
 SCHEMA_VERSION = 1
@@ -173,20 +173,23 @@ class Outcome(Frozen):
 def outcome(rounds: Rounds, estimate: AcceptanceEstimate, k: int, p_min: float = 0.0) -> Outcome:
     """What an acceptance estimate means for a pair on a machine: content and physics put together.
 
-    In log space the two uncertainties are independent, so half-widths add in quadrature, each side by itself.
+    In log space the two uncertainties are independent, so half-widths add in quadrature, each side by itself. Rounds
+    that draft nothing are ordinary steps: the physics' uncertainty is in the others alone.
     """
     from advisor.speculation.rounds import gate
 
-    def at(z: float) -> Round:
+    share = estimate.draft_share
+
+    def at(z: float, error: float = 0.0) -> float:
         gates = [gate(a, p_min) for a in acceptances.positions(estimate, k, z)]
-        return rounds.round(k, gates, estimate.draft_share)
+        one = rounds.round(k, gates)
+        tokens = 1 + share * (one.tokens - 1)
+        return math.log(tokens / (share * one.cost.cost * math.exp(error * one.log_sd) + 1 - share))
 
     z = acceptances.Z80
-    low, middle, high = (at(s) for s in (-z, 0.0, z))
-    centre = math.log(middle.tokens / middle.cost.cost)
-    physics = z * middle.log_sd
-    down = math.hypot(max(0.0, centre - math.log(low.tokens / low.cost.cost)), physics)
-    up = math.hypot(max(0.0, math.log(high.tokens / high.cost.cost) - centre), physics)
+    centre = at(0.0)
+    down = math.hypot(max(0.0, centre - at(-z)), centre - at(0.0, z))
+    up = math.hypot(max(0.0, at(z) - centre), at(0.0, -z) - centre)
     side = max(down if centre > 0 else up, 1e-9) / z
     return Outcome(
         speedup=Range(median=math.exp(centre), low=math.exp(centre - down), high=math.exp(centre + up)),
@@ -267,13 +270,16 @@ def replay_outlook(
 
             k = max(1, round(replay.drafted_per_round))
             positions = positions_from_acceptance(replay.acceptance or 0.0, k)
-            one = round_of(
-                target, None, replay.method, setup, k, positions=positions, hit_rate=replay.draft_share,
-                parallel=setup.parallel,
-            )  # fmt: skip
-            # Tokens come from the replay itself: rounds differ in length, which one mean length cannot show.
-            ratio, spread = replay.tokens_per_round / one.cost.cost, math.exp(acceptances.Z80 * one.log_sd)
-            speedup = Range(median=ratio, low=ratio / spread, high=ratio * spread)
+            one = round_of(target, None, replay.method, setup, k, positions=positions, parallel=setup.parallel)
+            share = replay.draft_share
+
+            def ratio(error: float) -> float:
+                # Tokens come from the replay itself: rounds differ in length, which one mean length cannot show.
+                cost = share * one.cost.cost * math.exp(error * one.log_sd) + 1 - share
+                return replay.tokens_per_round / cost
+
+            z = acceptances.Z80
+            speedup = Range(median=ratio(0.0), low=ratio(z), high=ratio(-z))
     return ReplayOutlook(
         task=task,
         replay=replay,

@@ -15,7 +15,7 @@ from advisor.errors import InputError
 from advisor.speculation.prediction import Task
 from advisor.text import clean
 
-LARGEST = 16 << 20
+LARGEST = 8 << 20
 """Text read in all [bytes]; replaying takes seconds per megabyte."""
 MOST_FILES = 2000
 TASKS: tuple[Task, ...] = get_args(Task)

@@ -202,6 +202,8 @@ class Vocabulary:
         self.exact = kind == "SPM" or (pre or "default") in _BY_NAME
         special = [(text, i) for i, (text, t) in enumerate(zip(tokens, types, strict=False)) if t in _SPECIAL and text]
         self._special = sorted(special, key=lambda s: -len(s[0].encode("utf-8", "surrogateescape")))
+        # Merges never cross a line break that no token spans, so lines can be merged one by one: same ids, less work.
+        self._by_line = all("\n" not in text or not text.strip("\n") for text in tokens)
         self._known: dict[str, tuple[int, ...]] = {}
 
     def encode(self, text: str, *, bos: bool = False) -> list[int]:
@@ -214,7 +216,9 @@ class Vocabulary:
                 after_special = True
             elif self.kind == "SPM":
                 prefix = " " if self._space_prefix and after_special else ""
-                out.extend(self._merged((prefix + part).replace(" ", _SPACE), self._by_score))
+                text = (prefix + part).replace(" ", _SPACE)
+                for line in re.findall(_LINES, text) if self._by_line else (text,):
+                    out.extend(self._merged(line, self._by_score))
                 after_special = False
             else:
                 out.extend(self._encode_bpe(part))
