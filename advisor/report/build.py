@@ -109,7 +109,18 @@ def roofline_view(
     prediction: Prediction, target: ModelDescription, draft: ModelDescription | None, setup: Setup
 ) -> RooflineView | None:
     """Where the passes of one round sit under the ceilings of the machine; None if those are not known."""
-    return None
+    from advisor.errors import InputError
+    from advisor.performance.roofline import roofline
+    from advisor.report.picture import view_of
+
+    try:
+        result = roofline(target, draft, setup, draft_max=prediction.draft_max, depth=prediction.depth)
+    except InputError:  # no bandwidth is known: there is no roof to draw
+        return None
+    return view_of(
+        result,
+        f"Ceilings: {result.bandwidth.kind} bandwidth, {result.peak.kind} compute rate; times predicted.",
+    )
 
 
 def recommended(recommendation: Recommendation, setup: Setup) -> list[Reportable]:

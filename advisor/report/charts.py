@@ -26,7 +26,7 @@ def draw(spec: dict[str, Any], label: str) -> str | None:
         import vl_convert
     except ImportError:
         return None
-    svg: str = vl_convert.vegalite_to_svg({**_base(), **spec})
+    svg: str = vl_convert.vegalite_to_svg({**base(), **spec})
     from markupsafe import escape
 
     head = f'<svg role="img" aria-label="{escape(label)}" '
@@ -34,7 +34,8 @@ def draw(spec: dict[str, Any], label: str) -> str | None:
     return svg.replace("<svg ", head, 1).replace('role="graphics-', 'data-role="graphics-')
 
 
-def _base() -> dict[str, Any]:
+def base() -> dict[str, Any]:
+    """What all charts share: size, letters, colours as CSS variables."""
     text = {"labelColor": "var(--muted)", "titleColor": "var(--muted)", "titleFontWeight": "normal"}
     lines = {"gridColor": "var(--line)", "domainColor": "var(--muted)", "tickColor": "var(--muted)"}
     return {
