@@ -99,7 +99,7 @@ def _checked(target: ModelDescription, draft: ModelDescription, build: int | Non
     return TokenizerVerdict(compatible=report.compatible, reason=report.reason)
 
 
-class _Point(NamedTuple):
+class Point(NamedTuple):
     """One draft length: the average round, and ln(speedup) with its spread on both sides (one z each)."""
 
     k: int
@@ -111,6 +111,7 @@ class _Point(NamedTuple):
     up: float
 
     def range(self) -> Range:
+        """The speedup with its 80 % interval."""
         return _spread(math.exp(self.log_speedup), self.down, self.up)
 
     @property
@@ -173,7 +174,7 @@ def predict(
         estimate = ungated = acceptances.estimate(target, draft, method, task=task, temperature=temperature, k=at)
 
     rounds = rounds_of(target, draft, method, setup, depth=depth, parallel=setup.parallel, costs=costs)
-    points = {k: _point(rounds, k, ungated, p_min) for k in sweep(method, draft_max, target, draft)}
+    points = {k: point_of(rounds, k, ungated, p_min) for k in sweep(method, draft_max, target, draft)}
     best = max(points.values(), key=lambda p: p.log_speedup)
     chosen = points[draft_max] if draft_max is not None else best
     estimate = acceptances.at_length(estimate, chosen.k)
@@ -283,7 +284,7 @@ def sweep(
     return lengths
 
 
-def _point(rounds: Rounds, k: int, estimate: AcceptanceEstimate, p_min: float) -> _Point:
+def point_of(rounds: Rounds, k: int, estimate: AcceptanceEstimate, p_min: float) -> Point:
     """The round at the median acceptance, and how far ln(speedup) moves at both ends of its range."""
 
     def at(shift: float) -> Expected:
@@ -297,7 +298,7 @@ def _point(rounds: Rounds, k: int, estimate: AcceptanceEstimate, p_min: float) -
         down = max(0.0, centre - _log_gain(rounds, at(-Z)))
         up = max(0.0, _log_gain(rounds, at(Z)) - centre)
     physics = Z * rounds.log_sd(gated=p_min > 0)
-    return _Point(k, middle, middle.seconds / rounds.base, centre, math.hypot(down, physics), math.hypot(up, physics))
+    return Point(k, middle, middle.seconds / rounds.base, centre, math.hypot(down, physics), math.hypot(up, physics))
 
 
 def _log_gain(rounds: Rounds, e: Expected) -> float:
@@ -328,7 +329,7 @@ def _spread(value: float, down: float, up: float) -> Range:
     return Range(median=value, low=value * math.exp(-down), high=value * math.exp(up), level=LEVEL)
 
 
-def _verdict(point: _Point, tokenizer: TokenizerVerdict, memory: MemoryPlan, force: bool) -> Verdict:
+def _verdict(point: Point, tokenizer: TokenizerVerdict, memory: MemoryPlan, force: bool) -> Verdict:
     if tokenizer.compatible is False and not force:
         return "incompatible"
     if memory.fits is False:
@@ -374,10 +375,10 @@ def explain(
     target: ModelDescription,
     draft: ModelDescription | None,
     method: Method,
-    point: _Point,
+    point: Point,
     cost: RoundCost,
     estimate: AcceptanceEstimate,
-    best: _Point,
+    best: Point,
     tokenizer: TokenizerVerdict,
     memory: MemoryPlan,
     verdict: Verdict,

@@ -1,1 +1,11 @@
-"""Judging the predictor against published measurements."""
+"""Running the predictor over published measurements and saying how far it is off."""
+
+from advisor.validation.report import (
+    Group,
+    LinePrediction,
+    SkipCount,
+    ValidationReport,
+    validate,
+)
+
+__all__ = ["Group", "LinePrediction", "SkipCount", "ValidationReport", "validate"]
