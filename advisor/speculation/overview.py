@@ -174,13 +174,13 @@ def outcome(rounds: Rounds, estimate: AcceptanceEstimate, k: int, p_min: float =
     """What an acceptance estimate means for a pair on a machine: content and physics put together.
 
     In log space the two uncertainties are independent, so half-widths add in quadrature, each side by itself. Rounds
-    that draft nothing are ordinary steps: the physics' uncertainty is in the others alone.
+    that draft nothing are ordinary steps: the physics' uncertainty is in the others alone. How many these are is known
+    within a factor of e (one standard deviation, assumed).
     """
     from advisor.speculation.rounds import gate
 
-    share = estimate.draft_share
-
-    def at(z: float, error: float = 0.0) -> float:
+    def at(z: float, error: float = 0.0, drafting: float = 0.0) -> float:
+        share = min(1.0, estimate.draft_share * math.exp(drafting))
         gates = [gate(a, p_min) for a in acceptances.positions(estimate, k, z)]
         one = rounds.round(k, gates)
         tokens = 1 + share * (one.tokens - 1)
@@ -190,6 +190,9 @@ def outcome(rounds: Rounds, estimate: AcceptanceEstimate, k: int, p_min: float =
     centre = at(0.0)
     down = math.hypot(max(0.0, centre - at(-z)), centre - at(0.0, z))
     up = math.hypot(max(0.0, at(z) - centre), at(0.0, -z) - centre)
+    if estimate.draft_share < 1:
+        ends = [at(0.0, 0.0, s) - centre for s in (-z, z)]
+        down, up = math.hypot(down, max(0.0, -min(ends))), math.hypot(up, max(0.0, *ends))
     side = max(down if centre > 0 else up, 1e-9) / z
     return Outcome(
         speedup=Range(median=math.exp(centre), low=math.exp(centre - down), high=math.exp(centre + up)),
