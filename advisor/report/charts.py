@@ -45,7 +45,14 @@ def base() -> dict[str, Any]:
         "height": 200,
         "config": {
             "font": _FONT,
-            "axis": {**text, **lines, "labelFontSize": 12, "titleFontSize": 12, "labelFlush": False},
+            "axis": {
+                **text,
+                **lines,
+                "labelFontSize": 12,
+                "titleFontSize": 12,
+                "labelFlush": False,
+                "labelSeparation": 5,
+            },
             "legend": {
                 **text,
                 "labelFontSize": 12,
@@ -322,7 +329,13 @@ def scatter(plot: Scatter) -> dict[str, Any]:
     ]  # fmt: skip
     values = [v for row in rows for v in (row["predicted"], row["measured"]) if isinstance(v, float)]
     ends = [min(values, default=0.5) / 1.1, max(values, default=2.0) * 1.1]
-    axis = {"type": "quantitative", "scale": {"type": "log", "domain": ends, "nice": False}}
+    steps = (1, 2, 5) if ends[1] / ends[0] > 30 else (1, 1.5, 2, 3, 5, 7)
+    ticks = [m * 10**e for e in range(-4, 6) for m in steps if ends[0] <= m * 10**e <= ends[1]]
+    axis = {
+        "type": "quantitative",
+        "scale": {"type": "log", "domain": ends, "nice": False},
+        "axis": {"values": ticks, "format": "~g"},
+    }
     x = {**axis, "field": "measured", "title": f"measured, {clean(plot.unit, 20)}"}
     y = {**axis, "title": f"predicted, {clean(plot.unit, 20)}"}
     colour = {
