@@ -316,23 +316,25 @@ def estimate(
     Raises:
         InputError: ``k`` below 1.
     """
-    own = tuple(results) if results is not None else own_runs()
+    runs = own_runs() if results is None else results
     q = query(target, draft, method, task, temperature)
+    # Few enough that hashing them stays cheap: this is asked hundreds of times in a scan.
+    own = tuple(o for o in runs if o.method == method)[-_OWN_LIMIT:]
     if own:
-        own = tuple(_renamed(o, target, draft, q) for o in own)
+        names = _names(target)
+        drafts = _names(draft) if draft is not None else frozenset()
+        # A file may be recognised by its content: its own runs go by its recognised name.
+        own = tuple(
+            o._replace(
+                target=q.target if o.target in names else o.target, draft=q.draft if o.draft in drafts else o.draft
+            )
+            for o in own
+        )
     return at_length(_latent(q, own), k)
 
 
-def _renamed(o: OwnRun, target: ModelDescription, draft: ModelDescription | None, q: Query) -> OwnRun:
-    """The run under the names of the question if it used the same files: a file may be recognised by its content."""
-    return o._replace(
-        target=q.target if _same_file(o.target, target) else o.target,
-        draft=q.draft if draft is not None and _same_file(o.draft, draft) else o.draft,
-    )
-
-
-def _same_file(name: str, model: ModelDescription) -> bool:
-    return name == model.name or any(re.split(r"[/\\]", f)[-1] == name for f in model.files)
+def _names(model: ModelDescription) -> frozenset[str]:
+    return frozenset((model.name, *(f.replace("\\", "/").rpartition("/")[2] for f in model.files)))
 
 
 def query(
