@@ -18,6 +18,7 @@ from advisor.advice.weigh import (
     log_gain,
     probability,
 )
+from advisor.report.console import format_memory
 from advisor.speculation.predict import LEVEL, NGRAM
 from advisor.speculation.prediction import Prediction, Task
 from advisor.speculation.rounds import gated_rate, round_of
@@ -71,7 +72,7 @@ def why(best: Trial, runner: Trial | None, plain: Trial) -> tuple[str, ...]:
     lines: list[str] = []
     if plain.memory.fits is False:
         advice = f" {plain.memory.advice[0]}" if plain.memory.advice else ""
-        lines.append(f"The target alone does not fit: {plain.memory.total / 1e9:.1f} GB are needed.{advice}")
+        lines.append(f"The target alone does not fit: {format_memory(plain.memory.total)} are needed.{advice}")
     if best.methods:
         lines.append(_round_line(best))
         moved = _moved(best, plain)

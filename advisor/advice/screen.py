@@ -8,7 +8,7 @@ from advisor.advice.launchers import Entry
 from advisor.advice.recommendation import Exclusion, Option, Recommendation, Scan, ScanRow
 from advisor.advice.watch import Finding, Observation
 from advisor.base import Range
-from advisor.report.console import format_bytes, printable
+from advisor.report.console import format_memory, printable
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -117,7 +117,7 @@ def _options(options: tuple[Option, ...], safe: Safe) -> Table:
             f"{option.speed.median:.1f}",
             _ratio(option.speedup) if option.methods else "-",
             f"{min(0.99, option.probability_faster):.0%}" if option.methods else "-",
-            format_bytes(option.memory_total) + ("" if option.fits is not False else " !"),
+            format_memory(option.memory_total) + ("" if option.fits is not False else " !"),
         )
     return table
 

@@ -20,6 +20,7 @@ from advisor.models.description import ModelDescription
 from advisor.performance.memory import memory_plan
 from advisor.performance.passes import CostSource, plan_of
 from advisor.performance.select import cost_model, fitted_costs
+from advisor.report.console import format_memory
 from advisor.speculation import acceptance as acceptances
 from advisor.speculation.predict import LEVEL, NGRAM, Z, default_draft_max, predict, sweep
 from advisor.speculation.prediction import AcceptanceEstimate, MemoryPlan, Method, Prediction, Task
@@ -219,7 +220,7 @@ def _placements(q: Question, candidate: Candidate, plain: Trial) -> list[tuple[S
 def _no_room(q: Question, candidate: Candidate) -> str:
     memory = memory_plan(q.target, candidate.draft, candidate.method, q.setup, context=q.context, draft_max=DRAFT_GUESS)
     advice = f" {memory.advice[0]}" if memory.advice else ""
-    return f"With it the run needs {memory.total / 1e9:.1f} GB and does not fit.{advice}"
+    return f"With it the run needs {format_memory(memory.total)} and does not fit.{advice}"
 
 
 def log_gain(

@@ -410,7 +410,7 @@ def explain(
         share = draft.decode_bytes / max(1, target.decode_bytes)
         active = f"{draft.active_parameters / 1e9:.3g}B of {target.active_parameters / 1e9:.3g}B"
         lines.append(
-            f"Per token the draft reads {share:.0%} of what the target reads ({active} active parameters): "
+            f"Per token the draft reads {share * 100:.0f} % of what the target reads ({active} active parameters): "
             f"each drafted token costs {cost.draft / drafted:.2f} steps."
         )
     elif method == "draft-mtp" and draft is None:
