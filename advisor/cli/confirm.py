@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, NoReturn, Optional
 
 import typer
 
 from advisor.cli import options
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Group
 
     from advisor.llamacpp.confirm import Confirmation, Predictor
+    from advisor.llamacpp.prompts import Prompt
     from advisor.report.build import Reportable
     from advisor.speculation.prediction import Method, Prediction
 
@@ -21,9 +24,12 @@ app = typer.Typer()
 
 @app.command()
 def confirm(
-    target: Annotated[str, typer.Argument(help="GGUF file of the target, on this disk.")],
-    draft: Annotated[
+    target: Annotated[
         Optional[str],  # noqa: UP045 - typer reads the annotation at run time, on Python 3.10 too
+        typer.Argument(help="GGUF file of the target, on this disk (with --url: LM Studio's key of a model)."),
+    ] = None,
+    draft: Annotated[
+        Optional[str],  # noqa: UP045
         typer.Argument(help="GGUF file of the draft or drafter head; leave out for MTP inside the target and n-gram."),
     ] = None,
     method: options.MethodName = None,
@@ -34,6 +40,18 @@ def confirm(
     engine: Annotated[
         str, typer.Option("--engine", "-e", help="auto, embedded, or the path of a llama-server.")
     ] = "auto",
+    url: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--url", help="Measure a running llama-server or LM Studio instead, e.g. http://localhost:8080."),
+    ] = None,
+    baseline_url: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--baseline-url", help="With --url: a second llama-server, same model, no drafting."),
+    ] = None,
+    api_key: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--api-key", envvar="LM_API_TOKEN", help="With --url: its API token."),
+    ] = None,
     task: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option("--task", "-t", help="Kinds of text, comma separated; default code,chat,summarise. mixed = all."),
@@ -83,6 +101,7 @@ def confirm(
       advisor confirm target.gguf draft.gguf
       advisor confirm target.gguf draft.gguf --draft-max 1-8 --task code
       advisor confirm target.gguf --method ngram-simple --task code-edit
+      advisor confirm --url http://localhost:1234 qwen2.5-7b qwen2.5-0.5b
     """
     from advisor.errors import InputError
     from advisor.llamacpp.confirm import confirm as run
@@ -93,8 +112,21 @@ def confirm(
         raise InputError("Give --task or --prompts, not both.")
     tasks = [t for name in (task or "").split(",") if name.strip() and (t := options.task_of(name.strip()))]
     asked = read_prompts(prompts) if prompts is not None else prompts_for(tasks or DEFAULT_TASKS, per_task)
-    found = find_engine(engine)
     chosen = options.method_of(method)
+    if url is not None:
+        if engine != "auto" or engine_args or force_acceptance is not None or html is not None:
+            raise InputError(
+                "--engine, --engine-arg, --force-acceptance and --html have no meaning for a server that already runs.",
+                "Leave them out, or leave --url out.",
+            )
+        result = _running(
+            url, baseline_url, api_key, target, draft, chosen, draft_max, asked, tokens, repeat, precision, hardware,
+            backend, tasks[0] if len(tasks) == 1 else None, json,
+        )  # fmt: skip
+        _finish(result, save, json)
+    if target is None:
+        raise InputError("No target was named.", "Give a GGUF file, or --url of a running server.")
+    found = find_engine(engine)
     with progress_bar(quiet=json) as report:
         result = run(
             target,
@@ -117,15 +149,20 @@ def confirm(
             progress=report,
             force=force,
         )
-    if save:
-        from advisor.llamacpp.results import append_result
-
-        append_result(result)
     if html is not None:
         from advisor.report.html import write_html
 
         shown = tasks[0] if len(tasks) == 1 else None
         write_html(html, _parts(result, target, draft, chosen, hardware, backend, gpu_layers, shown))
+    _finish(result, save, json)
+
+
+def _finish(result: Confirmation, save: bool, json: bool) -> NoReturn:
+    """Store, show, and end with the exit code of the verdict."""
+    if save:
+        from advisor.llamacpp.results import append_result
+
+        append_result(result)
     if json:
         typer.echo(result.model_dump_json(indent=2))
     else:
@@ -138,6 +175,55 @@ def confirm(
 
         raise typer.Exit(EXIT_INTERRUPTED)
     raise typer.Exit(result.exit_code)
+
+
+def _running(
+    url: str,
+    baseline_url: str | None,
+    api_key: str | None,
+    target: str | None,
+    draft: str | None,
+    method: Method | None,
+    draft_max: str | None,
+    prompts: Sequence[Prompt],
+    tokens: int,
+    repeat: int,
+    precision: float,
+    hardware: str,
+    backend: str | None,
+    task: str | None,
+    quiet: bool,
+) -> Confirmation:
+    """A server that somebody else started."""
+    from advisor.errors import AdvisorError, InputError
+    from advisor.llamacpp.remote import confirm_server, describe_server
+
+    chosen = lengths(draft_max) or (3,)
+    if len(chosen) > 1:
+        raise InputError("A running server has one draft length; it cannot be swept.", "Give one --draft-max.")
+    predictor = None
+    served = describe_server(url, api_key)
+    if served is not None and Path(served).is_file():
+        try:
+            predictor = _predictor(served, draft, method, hardware, backend, None, task)
+        except AdvisorError:
+            predictor = None  # without a description there is a measurement, only no comparison
+    with progress_bar(quiet=quiet) as report:
+        return confirm_server(
+            url,
+            target=target,
+            draft=draft,
+            method=method or "draft-simple",
+            draft_max=chosen[0],
+            baseline_url=baseline_url,
+            api_key=api_key,
+            prompts=prompts,
+            max_tokens=tokens,
+            repetitions=(min(2, repeat), repeat),
+            precision=precision,
+            predictor=predictor,
+            progress=report,
+        )
 
 
 def lengths(text: str | None) -> tuple[int, ...] | None:

@@ -82,6 +82,12 @@ class Client:
             self._connection.close()
             self._connection = None
 
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def _connect(self, timeout: float) -> http.client.HTTPConnection:
         if self._connection is None:
             host, port = self._parts.hostname or "", self._parts.port

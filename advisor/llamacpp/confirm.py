@@ -248,7 +248,7 @@ def confirm(
 
         if reasons := preflight(target, draft, method, engine):
             raise InputError(" ".join(reasons), "Use --force to run it all the same.")
-    run = _Run(
+    run = Run(
         engine=engine,
         target=target,
         draft=draft,
@@ -359,14 +359,14 @@ def _context_for(prompts: Sequence[Prompt], max_tokens: int) -> int:
     return max(2048, -(-(longest + max_tokens + 512) // 256) * 256)
 
 
-class _Run:
+class Run:
     """One confirmation while it goes on."""
 
     def __init__(
         self,
         *,
         engine: Engine,
-        target: Path,
+        target: Path | None,
         draft: Path | None,
         method: Method,
         prompts: tuple[Prompt, ...],
@@ -386,14 +386,17 @@ class _Run:
         self.least, self.most = max(1, repetitions[0]), max(1, *repetitions)
         self.precision, self.forced = precision, forced
         self.base_options = ServerOptions(
-            model=str(target),
+            model=str(target or ""),
             context=context,
             threads=threads,
             gpu_layers=gpu_layers,
             extra=extra,
         )
         self.progress, self.cancel = progress, cancel
-        self.simultaneous = both_fit(engine, target, draft)
+        self.simultaneous = target is not None and both_fit(engine, target, draft)
+        self.names = (target.name if target else "", draft.name if draft else None)
+        self.comparable = forced is None
+        self.notes: tuple[str, ...] = ()
         self.samples: dict[int, list[_Sample]] = {}
         self.enough: dict[int, bool] = {}
         self.memory: dict[str, int] = {}
@@ -410,6 +413,7 @@ class _Run:
     # ---- arms
 
     def speculative_options(self, k: int) -> ServerOptions:
+        """Options of the drafting arm with draft length ``k``."""
         rates = forced_rates(self.forced, k) if self.forced is not None else ()
         return self.base_options.model_copy(
             update={
@@ -422,6 +426,7 @@ class _Run:
 
     @contextmanager
     def server(self, options: ServerOptions) -> Iterator[Server]:
+        """A warm server; its death inside the block is explained."""
         name = "speculative" if options.method != "none" else "baseline"
         self.say(f"starting llama.cpp ({name}{f', draft length {options.draft_max}' if options.draft_max else ''})")
         with Server(self.engine, options, cancel=self.cancel) as server:
@@ -447,6 +452,7 @@ class _Run:
             )
 
     def render(self, server: Server, prompt: Prompt) -> str:
+        """The prompt as the model's chat template writes it."""
         if prompt.id not in self.rendered:
             self.rendered[prompt.id] = (
                 prompt.prompt if prompt.raw else server.client.apply_template(prompt.prompt) or prompt.prompt
@@ -496,6 +502,7 @@ class _Run:
         self.say(f"draft length {k} done")
 
     def total_of_one(self) -> int:
+        """Requests of one draft length if all repetitions are needed."""
         return self.most * len(self.prompts) * 2
 
     def _interleaved(self, k: int, baseline: Server, speculative: Server, repetition: int) -> None:
@@ -528,6 +535,7 @@ class _Run:
         rounds: int,
         counters: SpeculationCounters | None,
     ) -> None:
+        """Note one prompt asked in both arms, if both wrote more than one token."""
         if base.tokens_per_second and spec.tokens_per_second:
             self.samples[k].append(
                 _Sample(prompt=prompt.id, baseline=base, speculative=spec, rounds=rounds, counters=counters)
@@ -546,7 +554,7 @@ class _Run:
         after = server.client.counters() if speculating else None
         server.memory()
         self.done += 1
-        delta = _difference(before, after)
+        delta = difference(before, after)
         self.say(
             f"{prompt.id}: {answer.tokens_per_second or 0:.1f} tok/s {'with' if speculating else 'without'} drafting"
         )
@@ -559,6 +567,8 @@ class _Run:
 
     def _has_replays(self) -> bool:
         """Whether partly accepted rounds are decoded again, which yields one more token but is no round of its own."""
+        if self.target is None:
+            return False
         try:
             from advisor.models.reference import describe
             from advisor.speculation.rounds import rollback_class
@@ -578,6 +588,7 @@ class _Run:
         return self.enough[k]
 
     def logs(self, k: int) -> list[list[float]]:
+        """Log speedups by prompt."""
         groups: dict[str, list[float]] = {}
         for s in self.samples[k]:
             base, spec = s.baseline.tokens_per_second, s.speculative.tokens_per_second
@@ -586,6 +597,7 @@ class _Run:
         return list(groups.values())
 
     def say(self, message: str) -> None:
+        """Tell the caller where we are and how long it will take."""
         if self.progress is None:
             return
         left = None
@@ -596,6 +608,7 @@ class _Run:
     # ---- the record
 
     def confirmation(self, predictor: Predictor | None, prediction: Prediction | None) -> Confirmation:
+        """The record of what was measured, compared with the prediction if there is one."""
         measurements = tuple(self._measurement(k) for k, samples in self.samples.items() if samples)
         if not measurements:
             raise EngineError(
@@ -610,8 +623,8 @@ class _Run:
             engine=self.engine.label,
             build=self.engine.build,
             machine=machine_name(),
-            target=self.target.name,
-            draft=self.draft.name if self.draft else None,
+            target=self.names[0],
+            draft=self.names[1],
             method=self.method,
             context=self.base_options.context,
             max_tokens=self.max_tokens,
@@ -674,7 +687,7 @@ class _Run:
         # Forced acceptance writes nonsense on purpose: comparing texts would say nothing.
         first = (
             None
-            if self.forced is not None
+            if not self.comparable
             else next((d for s in samples if (d := divergence(s.baseline, s.speculative)) is not None), None)
         )
         return PromptResult(
@@ -698,7 +711,8 @@ class _Run:
             yield "Interrupted: the numbers rest on fewer runs than planned."
         if comparison is not None:
             yield from _explain(comparison)
-        if self.forced is None and not best.identical:
+        yield from self.notes
+        if self.comparable and not best.identical:
             first = next(p for p in best.prompts if not p.identical)
             yield (
                 f"The texts part at token {first.divergence} of {first.id}. With quantised targets checking several "
@@ -711,7 +725,7 @@ class _Run:
             )
         if not best.enough:
             yield "The interval is still wider than asked for; more repetitions would narrow it."
-        if path := system_config():
+        if self.target is not None and (path := system_config()):
             yield f"{path} also configures llama.cpp and cannot be switched off."
 
 
@@ -734,7 +748,11 @@ def _explain(c: Comparison) -> Iterator[str]:
 
 
 def _compare(m: Measurement, predictor: Predictor | None, given: Prediction | None) -> Comparison | None:
-    blind = predictor(m.draft_max, None) if predictor is not None else given
+    try:
+        blind = predictor(m.draft_max, None) if predictor is not None else given
+        told = predictor(m.draft_max, m.acceptance) if predictor is not None else None
+    except AdvisorError:
+        return None  # e.g. nothing is known of this machine: then there is only a measurement
     if blind is None:
         return None
     speedup, cost = blind.speedup, blind.round.cost
@@ -743,7 +761,6 @@ def _compare(m: Measurement, predictor: Predictor | None, given: Prediction | No
         if point is None:
             return None
         speedup, cost = point.speedup, point.round_cost
-    told = predictor(m.draft_max, m.acceptance) if predictor is not None else None
     return Comparison(
         draft_max=m.draft_max,
         predicted_speedup=speedup,
@@ -792,7 +809,8 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def _difference(before: SpeculationCounters | None, after: SpeculationCounters | None) -> SpeculationCounters | None:
+def difference(before: SpeculationCounters | None, after: SpeculationCounters | None) -> SpeculationCounters | None:
+    """What happened between two readings of the counters; None if one is missing."""
     if before is None or after is None:
         return None
     return SpeculationCounters(
