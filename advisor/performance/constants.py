@@ -43,16 +43,10 @@ class Constants(Frozen):
         """
         return self.values[name].value
 
-    def first(self, *names: str) -> float:
-        """Value of the first name that exists.
-
-        Raises:
-            KeyError: none exists.
-        """
-        for name in names:
-            if name in self.values:
-                return self.values[name].value
-        raise KeyError(names[-1])
+    def get(self, name: str, default: float) -> float:
+        """Value of ``name``, or ``default`` if there is no such constant."""
+        found = self.values.get(name)
+        return default if found is None else found.value
 
     def factor(self, *names: str) -> float:
         """Product of those of ``names`` that exist: deviations are factors around 1."""

@@ -1,20 +1,24 @@
 """Costs of a device from constants that were fitted to published measurements (``benchmarks/fit.py``).
 
-The forms, in seconds, for a matrix of ``B`` bytes and one pass of ``n`` tokens::
+The forms, in seconds, for a matrix of ``B`` bytes in a pass of ``n`` tokens (docs/physics.md explains them)::
 
-    stream = B / (share * quant * bandwidth)                        one column: waiting for memory
-    c      = C * G * (6 / bits) ** e * rho ** -x                    computing one column, in units of ``stream``
-    matrix = stream * ((1 + (n c)**p) / (1 + c**p)) ** (1/p)        mat-vec kernels, n <= switch
-    matrix = stream * (A + B1 (n - 1))                              mat-mat kernels, n > switch
+    stream = B / (share * quant * bandwidth)                   one column: waiting for memory
+    c      = C * G * (6 / bits) / sqrt(rho)                    computing one column, in units of ``stream``
+    matrix = stream * ((1 + (n c)**p) / (1 + c**p))**(1/p)     mat-vec kernels, n <= switch
+    tile   = M * (6 / bits) * (bandwidth / fp16 rate)**y       one tile of columns on the matrix units, ditto
+    matrix = stream * (1 + tile**p)**(1/p)                     mat-mat kernels, n > switch
 
-``rho`` is the device's vector FP32 rate over its bandwidth, relative to 20 TFLOPS at 500 GB/s. Constants are kept
-by backend and, where the tables support it, by architecture family and quantisation (docs/physics.md).
+``rho`` is the vector FP32 rate over bandwidth, relative to 20 TFLOPS at 500 GB/s: the time of a column is then
+proportional to weights / sqrt(bandwidth * TFLOPS). Constants are kept by backend and, where the tables support it,
+by architecture family and quantisation.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from math import sqrt
+from typing import Literal
 
 from advisor.base import Figure, Provenance
 from advisor.errors import InputError
@@ -90,28 +94,87 @@ def switch_of(backend: Backend, family: str, quant: str) -> int:
     return 8
 
 
+TILE = 16
+"""Columns that the first mat-mat tile holds; beyond them its time grows as ``(n / TILE) ** 0.5`` (tables, n <= 64)."""
+OLD_EXPERT_BUILDS = 6500
+"""Before about this build Vulkan and HIP had no small-batch kernels for routed experts (tables of b5863-b6111)."""
+Kernel = Literal["auto", "mat-vec", "mat-mat"]
+
+
+def smooth_max(n: float, c: float, p: float) -> float:
+    """t(n)/t(1) of streaming once and computing ``n`` columns of ``c`` each: between their maximum and their sum."""
+    return math.pow((1.0 + math.pow(n * c, p)) / (1.0 + math.pow(c, p)), 1.0 / p)
+
+
+def distinct_experts(total: float, used: float, n: float, skew: float) -> float:
+    """Distinct experts that ``n`` tokens touch, over those that one token touches.
+
+    Tokens route independently over ``used + skew (total - used)`` experts: popular experts make the pool smaller.
+    """
+    pool = max(used + skew * (total - used), used * 1.0001)
+    return pool * (1.0 - math.pow(1.0 - used / pool, n)) / used
+
+
+def compute_ratio(device: Device) -> tuple[float, bool]:
+    """Vector FP32 rate over bandwidth relative to 20 TFLOPS at 500 GB/s, and whether a published rate says so.
+
+    Without a shader rate Apple's FP16 figure stands in (the same units do both); others are taken for average.
+    """
+    if device.bandwidth is None:
+        return 1.0, False
+    typical = 20.0 * device.bandwidth.value / 500.0
+    if device.fp32_vector is not None:
+        return device.fp32_vector.value / typical, True
+    if device.fp16 is not None and device.device_class == "apple-soc":
+        return device.fp16.value / typical, True
+    return 1.0, False
+
+
+def matrix_ratio(device: Device) -> float:
+    """Bandwidth over FP16 matrix rate [GB/s per TFLOPS], relative to 10; from the shader rate if none is published."""
+    if device.bandwidth is None:
+        return 1.0
+    if device.fp16 is not None:
+        return device.bandwidth.value / device.fp16.value / 10.0
+    shader = compute_ratio(device)[0] * 20.0 * device.bandwidth.value / 500.0
+    return device.bandwidth.value / (5.0 * shader) / 10.0
+
+
 class _Quant:
     """Constants of one quantisation on one device, ready for arithmetic."""
 
-    __slots__ = ("c", "cp", "flat", "rise", "seconds_per_byte", "switch")
+    __slots__ = ("c", "flat", "seconds_per_byte", "switch")
 
-    def __init__(self, seconds_per_byte: float, c: float, p: float, switch: int, flat: float, rise: float) -> None:
+    def __init__(self, seconds_per_byte: float, c: float, switch: int, flat: float) -> None:
         self.seconds_per_byte = seconds_per_byte
         self.c = c
-        self.cp = 1.0 + c**p
         self.switch = switch
         self.flat = flat
-        self.rise = rise
 
 
 class FittedCosts:
     """What a device charges, by the fitted constants. Implements :class:`advisor.performance.costs.CostModel`.
 
+    Args:
+        device: the tier; its bandwidth must be known.
+        backend: llama.cpp backend that drives it.
+        constants: other constants than the shipped ones.
+        build: llama.cpp build number; None = a current one.
+        kernel: force one family of kernels, as some published experiments did.
+
     Raises:
         InputError: the device has no memory bandwidth, so nothing can be said about it.
     """
 
-    def __init__(self, device: Device, backend: Backend, constants: Constants | None = None) -> None:
+    def __init__(
+        self,
+        device: Device,
+        backend: Backend,
+        constants: Constants | None = None,
+        *,
+        build: int | None = None,
+        kernel: Kernel = "auto",
+    ) -> None:
         if device.bandwidth is None or device.bandwidth.value <= 0:
             raise InputError(
                 f"The memory bandwidth of {device.name} is not known, so its speed cannot be predicted.",
@@ -120,16 +183,24 @@ class FittedCosts:
         self.device = device
         self.backend: Backend = backend
         self.constants = k = constants or load_constants()
-        self.family = family_of(device)
-        b, a = backend, self.family
+        self.family = a = family_of(device)
+        b = backend
         self.bandwidth = device.bandwidth.value * 1e9
-        self._share = k[f"stream.{b}"] * k.factor(f"stream.{b}.{a}")
-        self._layer = k[f"layer.{b}"] * k.factor(f"layer.{b}.{a}")
+        self.rho, self._rho_known = compute_ratio(device)
+        self._kernel = kernel
         self._p = 1.0 + k["smooth"]
-        self.rho, self.rho_known = _rho(device)
+        self._share = k[f"stream.{b}"] * k.factor(f"stream.{b}.{a}")
+        self._layer = k[f"layer.{b}"] * k.factor(f"layer.{b}.{a}") * 1e-6
+        self._column = k[f"compute.{b}"] * k.factor(f"compute.{b}.{a}")
+        if b != "cpu":
+            self._column /= sqrt(self.rho)
+        self._tile = k[f"tile.{b}"] * matrix_ratio(device) ** k["tile_rate"]
         self._expert = k[f"expert.{b}"]
-        self._draft_layer = k[f"draft_layer.{b}"]
-        self._mtp_token = k[f"mtp_token.{b}"]
+        self._skew = k["skew"]
+        self._legacy = k.factor(f"legacy.{b}") if build is not None and build < OLD_EXPERT_BUILDS else 1.0
+        slow = k.factor(f"layer.{b}.{a}") * 1e-6
+        self._draft_layer = k[f"draft_layer.{b}"] * slow
+        self._draft_token = k[f"draft_token.{b}"] * slow
         self._checkpoint_rate = k["checkpoint"] * 1e9
         self._quants: dict[str, _Quant] = {}
         self._ratios: dict[tuple[str, int], float] = {}
@@ -137,65 +208,64 @@ class FittedCosts:
     def _quant(self, quant: str) -> _Quant:
         found = self._quants.get(quant)
         if found is None:
-            k, b = self.constants, self.backend
-            rate = self._share * k.factor(f"quant.{stream_group(quant)}") * self.bandwidth
-            c = (
-                k[f"compute.{b}"]
-                * k.factor(f"compute_quant.{compute_group(quant)}")
-                * (6.0 / bits_of(quant)) ** k["compute_bits"]
-                * (self.rho ** -k["compute_rho"] if b != "cpu" else 1.0)
-            )
-            found = _Quant(
-                1.0 / rate,
-                c,
-                self._p,
-                switch_of(b, self.family, quant),
-                k[f"flat.{b}"],
-                k[f"rise.{b}"],
-            )
+            k, p = self.constants, self._p
+            share = self._share * k.factor(f"quant.{stream_group(quant)}")
+            thin = 6.0 / bits_of(quant)
+            c = self._column * k.factor(f"compute_quant.{compute_group(quant)}") * thin
+            switch = {"auto": switch_of(self.backend, self.family, quant), "mat-vec": NO_SWITCH, "mat-mat": 1}
+            flat = (1.0 + (self._tile * thin) ** p) ** (1.0 / p)
+            found = _Quant(1.0 / (share * self.bandwidth), c, switch[self._kernel], flat)
             self._quants[quant] = found
         return found
 
     def _ratio(self, quant: str, n: int) -> float:
         """t(n)/t(1) of one matrix."""
+        if n <= 1:
+            return 1.0
         key = (quant, n)
         found = self._ratios.get(key)
         if found is None:
             q = self._quant(quant)
-            if n <= 1:
-                found = 1.0
-            elif n <= q.switch:
-                found = ((1.0 + (n * q.c) ** self._p) / q.cp) ** (1.0 / self._p)
-            else:
-                found = q.flat + q.rise * (n - 1)
+            found = smooth_max(n, q.c, self._p) if n <= q.switch else q.flat * sqrt(max(1.0, n / TILE))
             self._ratios[key] = found
         return found
 
     @property
     def kind(self) -> Provenance:
-        """``fitted``; ``assumed`` when the backend has no measurement at all."""
+        """``fitted``; ``assumed`` when no published pass time exists for the backend."""
         return "assumed" if self.constants.values[f"compute.{self.backend}"].prior else "fitted"
 
     def log_sd(self, architecture: str, method: str) -> float:
-        """Standard deviation of ln(true / predicted) of R(k)."""
+        """Standard deviation of ln(true / predicted) of R(k); method ``verify`` means a bare pass t(n)/t(1)."""
         k = self.constants
-        variance = k["scatter.round"] ** 2
-        if not self.rho_known:
-            variance += k["scatter.rho"] ** 2
+        variance = k["scatter.verify" if method == "verify" else "scatter.round"] ** 2
+        if not self._rho_known:
+            variance += k["scatter.unknown_rate"] ** 2
+        family = k.values.get(f"compute.{self.backend}.{self.family}")
+        if family is None or family.prior:
+            variance += k["scatter.unseen_family"] ** 2
         if k.values[f"compute.{self.backend}"].prior:
-            variance += k["scatter.backend"] ** 2
-        variance += k.factor(f"scatter.{method}") ** 2 if f"scatter.{method}" in k.values else k["scatter.method"] ** 2
+            variance += k["scatter.unseen_backend"] ** 2
+        if method not in ("draft-mtp", "draft-simple", "verify"):
+            variance += k["scatter.rare_method"] ** 2
+        if method == "draft-simple" and k.values[f"draft_layer.{self.backend}"].prior:
+            variance += k["scatter.unseen_draft"] ** 2
         return sqrt(variance)
 
     def step_log_sd(self, architecture: str) -> float:
         """Standard deviation of ln(true / predicted) of T(1)."""
         k = self.constants
-        known = f"stream.{self.backend}.{self.family}" in k.values
-        return sqrt(k["scatter.step"] ** 2 + (0.0 if known else k["scatter.family"] ** 2))
+        family = k.values.get(f"stream.{self.backend}.{self.family}")
+        variance = k["scatter.step"] ** 2
+        if family is None or family.prior:
+            variance += k["scatter.step_family"] ** 2
+        if self.backend in ("cpu", "sycl", "opencl"):
+            variance += k["scatter.step_backend"] ** 2
+        return sqrt(variance)
 
     def fixed(self, architecture: str, layers: float, n: int) -> float:
         """Launches and small operations of ``layers`` blocks [s]."""
-        return layers * self._layer * 1e-6
+        return layers * self._layer
 
     def matrix(self, quant: str, nbytes: float, parameters: float, n: int, architecture: str) -> float:
         """One pass over dense matrices [s]."""
@@ -208,9 +278,8 @@ class FittedCosts:
         one = nbytes * used / count * self._quant(quant).seconds_per_byte
         if n <= 1:
             return one
-        distinct = count * (1.0 - (1.0 - used / count) ** n)
-        extra = float(n - 1) if self.backend == "metal" else distinct / used - 1.0
-        return one * (self._ratio(quant, n) + self._expert * extra)
+        streams = float(n) if self.backend == "metal" else distinct_experts(count, used, n, self._skew)
+        return one * self._legacy * (self._ratio(quant, n) + self._expert * (streams - 1.0))
 
     def cache(self, nbytes: float, n: int) -> float:
         """Reading the KV cache once for all query tokens [s]."""
@@ -226,9 +295,7 @@ class FittedCosts:
 
     def drafted_token(self, method: str, vocabulary: int, layers: float = 1.0) -> float:
         """Graph rebuild, launches, sampling and synchronisation of one draft pass [s]."""
-        if method == "draft-simple":
-            return self._draft_layer * layers * 1e-6
-        return self._mtp_token * 1e-6
+        return self._draft_layer * layers if method == "draft-simple" else self._draft_token
 
     def verified_token(self, vocabulary: int) -> float:
         """Not separable from the extra columns in published tables: 0 [s]."""
@@ -239,28 +306,35 @@ class FittedCosts:
         return 0.0
 
     def figures(self, architecture: str, quant: str) -> dict[str, Figure]:
-        """The constants behind a prediction."""
-        q = self._quant(quant)
-        source = f"fitted: {self.constants.fitted}"
+        """The constants behind a prediction, each with its standard error where it was fitted."""
+        q, k, b = self._quant(quant), self.constants, self.backend
         kind = self.kind
-        shown = {
-            "stream_rate": Figure(value=1e-9 / q.seconds_per_byte, unit="GB/s", kind=kind, source=source),
-            "layer_overhead": Figure(value=self._layer, unit="us per layer", kind=kind, source=source),
-            "column_cost": Figure(value=q.c, unit="decode steps per extra column", kind=kind, source=source),
-        }
-        assert self.device.bandwidth is not None
-        return {"bandwidth": self.device.bandwidth, **shown}
+
+        def told(name: str) -> str:
+            c = k.values[name]
+            if c.prior:
+                return f"assumed; no measurement of {b} bears on it ({k.fitted})"
+            return f"fitted to {c.rows} rows of {c.devices} devices, +-{100 * c.log_se:.0f} % ({k.fitted})"
+
+        found = {} if self.device.bandwidth is None else {"bandwidth": self.device.bandwidth}
+        found["stream_rate"] = Figure(
+            value=1e-9 / q.seconds_per_byte, unit="GB/s", kind=kind, source=told(f"stream.{b}")
+        )
+        found["layer_overhead"] = Figure(
+            value=self._layer * 1e6, unit="us per layer", kind=kind, source=told(f"layer.{b}")
+        )
+        found["column_cost"] = Figure(value=q.c, unit="decode steps per column", kind=kind, source=told(f"compute.{b}"))
+        return found
 
 
-def _rho(device: Device) -> tuple[float, bool]:
-    """Compute over bandwidth relative to 20 TFLOPS at 500 GB/s, and whether it rests on a published rate."""
-    if device.bandwidth is None:
-        return 1.0, False
-    if device.fp32_vector is not None:
-        return device.fp32_vector.value / 20.0 / (device.bandwidth.value / 500.0), True
-    if device.fp16 is not None and device.device_class == "apple-soc":
-        return device.fp16.value / 20.0 / (device.bandwidth.value / 500.0), False
-    return 1.0, False
-
-
-__all__ = ["FittedCosts", "bits_of", "compute_group", "stream_group", "switch_of"]
+__all__ = [
+    "FittedCosts",
+    "bits_of",
+    "compute_group",
+    "compute_ratio",
+    "distinct_experts",
+    "matrix_ratio",
+    "smooth_max",
+    "stream_group",
+    "switch_of",
+]

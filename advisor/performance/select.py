@@ -5,8 +5,9 @@ from __future__ import annotations
 from importlib import import_module
 
 from advisor.hardware.machine import Backend, Device, Setup
+from advisor.performance.constants import Constants
 from advisor.performance.costs import CostModel
-from advisor.performance.fitted import FittedCosts
+from advisor.performance.fitted import OLD_EXPERT_BUILDS, FittedCosts, Kernel
 from advisor.performance.identity import IdentityCache
 
 _FITTED: IdentityCache[FittedCosts] = IdentityCache(512)
@@ -19,6 +20,31 @@ def fitted_costs(device: Device, backend: Backend) -> FittedCosts:
         InputError: the device has no memory bandwidth.
     """
     return _FITTED.get((device,), backend, lambda: FittedCosts(device, backend))
+
+
+class FittedSource:
+    """Fitted cost models for a certain build, kernel family or set of constants; pass it as ``costs``.
+
+    Keep the object: models are laid out once per source.
+    """
+
+    def __init__(self, constants: Constants | None = None, build: int | None = None, kernel: Kernel = "auto") -> None:
+        self._constants = constants
+        self._build = build
+        self._kernel: Kernel = kernel
+        self._made: IdentityCache[FittedCosts] = IdentityCache(512)
+
+    def __call__(self, device: Device, backend: Backend) -> FittedCosts:
+        """Cost model of a tier.
+
+        Raises:
+            InputError: the device has no memory bandwidth.
+        """
+        return self._made.get(
+            (device,),
+            backend,
+            lambda: FittedCosts(device, backend, self._constants, build=self._build, kernel=self._kernel),
+        )
 
 
 def cost_model(
@@ -41,7 +67,12 @@ def cost_model(
         measured = _measured(setup, device, backend)
         if measured is not None:
             return measured
+    if setup.build is not None and setup.build < OLD_EXPERT_BUILDS:
+        return _OLD(device, backend)
     return fitted_costs(device, backend)
+
+
+_OLD = FittedSource(build=OLD_EXPERT_BUILDS - 1)
 
 
 def _measured(setup: Setup, device: Device, backend: Backend) -> CostModel | None:

@@ -158,6 +158,7 @@ class Rounds:
         self.plan = plan_of(target, setup, costs)
         self.costs = self.plan.costs
         self.architecture = target.architecture
+        self._routed = target.is_moe
         self.vocabulary = target.vocabulary_size
         self._sampled = self.costs.verified_token(self.vocabulary) * parallel
         self.base = self.plan.seconds(parallel, None, depth, 0, parallel) + self._sampled
@@ -300,8 +301,11 @@ class Rounds:
         """Standard deviation of ln(true / predicted) of the round cost."""
         k = load_constants()
         variance = self.costs.log_sd(self.architecture, self.method) ** 2
-        if self.costs.kind != "measured" and self.rollback == "checkpoint":
-            variance += k["scatter.checkpoint"] ** 2
+        if self.costs.kind != "measured":
+            if self.rollback == "checkpoint":
+                variance += k["scatter.checkpoint"] ** 2
+            if self._routed:
+                variance += k["scatter.experts"] ** 2
         if gated:
             variance += k["scatter.gate"] ** 2
         if self.slots > 1:

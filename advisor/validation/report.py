@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from math import exp, log
+from functools import lru_cache
+from math import exp, hypot, log
 from pathlib import Path
 from typing import Any, Literal
 
 from advisor.base import Frozen
 from advisor.errors import AdvisorError, InputError
+from advisor.performance.constants import Constants, load_constants
+from advisor.performance.fitted import OLD_EXPERT_BUILDS, Kernel
 from advisor.performance.passes import plan_of
+from advisor.performance.select import FittedSource
 from advisor.validation import cases as build
 from advisor.validation.cases import BatchCase, Case, DecodeCase, Skipped, SpeculationCase
 from advisor.validation.tables import TableKind, read_table
@@ -217,9 +221,7 @@ def score(case: Case, *, blind: bool = False, costs: Any = None) -> Scored:
     Raises:
         AdvisorError: nothing can be said, for instance because acceptance cannot be estimated.
     """
-    from advisor.performance.select import fitted_costs
-
-    source = costs or fitted_costs
+    source = costs or _source(case)
     if isinstance(case, DecodeCase):
         predicted, low, high = _decode(case, source)
     elif isinstance(case, BatchCase):
@@ -230,6 +232,25 @@ def score(case: Case, *, blind: bool = False, costs: Any = None) -> Scored:
         predicted, low, high = _speculation(case, source)
     line = LinePrediction(id=case.id, predicted=predicted, low=low, high=high, measured=case.measured)
     return Scored(line=line, cluster=case.cluster, tags=tags_of(case))
+
+
+def _source(case: Case) -> Any:
+    """Fitted costs for the build of the line, and for the kernels it forced, never a calibration."""
+    kernel = case.kernel if isinstance(case, BatchCase) else "auto"
+    return source_for(case.setup.build, kernel, None)
+
+
+@lru_cache(maxsize=256)
+def _kept_source(old: bool, kernel: Kernel) -> FittedSource:
+    return FittedSource(build=OLD_EXPERT_BUILDS - 1 if old else None, kernel=kernel)
+
+
+def source_for(build: int | None, kernel: Kernel, constants: Constants | None) -> FittedSource:
+    """Fitted costs of a build and kernel family; with other ``constants`` a new source every time."""
+    old = build is not None and build < OLD_EXPERT_BUILDS
+    if constants is None:
+        return _kept_source(old, kernel)
+    return FittedSource(constants, OLD_EXPERT_BUILDS - 1 if old else None, kernel)
 
 
 def _spread(predicted: float, sd: float) -> tuple[float, float, float]:
@@ -244,9 +265,22 @@ def _decode(case: DecodeCase, source: Any) -> tuple[float, float, float]:
 
 def _batch(case: BatchCase, source: Any) -> tuple[float, float, float]:
     plan = plan_of(case.model, case.setup, source)
+    one = plan.parts(1, min(case.logits, 1), case.depth)
     many = plan.seconds(case.n, case.logits, case.depth, 0, case.sequences)
-    one = plan.seconds(1, min(case.logits, 1), case.depth)
-    return _spread(many / one, plan.costs.log_sd(case.model.architecture, "verify"))
+    constants: Constants = getattr(plan.costs, "constants", None) or load_constants()
+    if case.sequences == 1 and case.model.is_moe:
+        # llama-bench shows a jump from one to two tokens that neither batched decoding nor a server shows.
+        many += (
+            one.experts
+            * constants.factor(f"bench_jump.{case.setup.backend}")
+            * (1.0 if f"bench_jump.{case.setup.backend}" in constants.values else 0.0)
+        )
+    sd = plan.costs.log_sd(case.model.architecture, "verify")
+    if case.n > 8:
+        sd = hypot(sd, constants["scatter.mat_mat"])
+    if case.model.is_moe:
+        sd = hypot(sd, constants["scatter.verify_experts"])
+    return _spread(many / sum(one), sd)
 
 
 def _speculation(case: SpeculationCase, source: Any) -> tuple[float, float, float]:
