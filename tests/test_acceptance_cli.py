@@ -126,16 +126,17 @@ def test_replays_on_a_hybrid_target_pay_for_checkpoints() -> None:
     from advisor.speculation.overview import replay_outlook
 
     text = [(7 * i * i + 3 * i) % 1009 for i in range(300)]
-    output = [*text[:60], 5000, *text[100:160]]
+    # copies that break off soon: most of each draft is rejected, so the state must be restored
+    output = [token for i in range(12) for token in (*text[20 * i : 20 * i + 18], 5000 + i)]
     setup = resolve("RTX 3090")
     speeds = []
-    for name, hybrid in (("qwen3-14b:Q4_K_M", False), ("qwen3.5-9b:Q4_K_M", True)):
+    for name, hybrid in (("qwen3-8b:Q4_K_M", False), ("qwen3.5-9b:Q4_K_M", True)):
         target = describe_catalogue(name)
         assert target.is_recurrent is hybrid
         one = replay_outlook(replay("ngram-simple", text, output, checkpoint=hybrid), "code-edit", target, setup)
         assert one.speedup is not None
         speeds.append(one.speedup.median)
-    assert speeds[1] < speeds[0]
+    assert speeds[1] < 0.9 * speeds[0]
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def test_a_gate_never_yields_more_tokens(rate: float, ungated: float, k: int) ->
     assert one.mean_length <= 1 + k * ungated + 1e-9
     assert one.drafted <= k
     assert one.mean_length == pytest.approx(1 + one.accepted)
-    if rate > ungated:
+    if rate > ungated + 0.01:
         assert one.accepted < k * ungated
 
 

@@ -310,7 +310,7 @@ class Vocabulary:
 
     def _bytes(self, symbol: str) -> Iterator[int]:
         if self.kind == "BPE" and not self._raw:
-            names = list(symbol)
+            names = [c for c in symbol if c < "\x80"]  # the original looks up single bytes, so only ASCII is found
         else:
             names = [f"<0x{b:02X}>" for b in symbol.encode("utf-8", "surrogateescape")]
         for name in names:
