@@ -40,11 +40,13 @@ fmt: setup ## format and fix what ruff can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-fit: setup ## refit the physical constants from data/ (writes data/constants.json)
+fit: setup ## refit the physical constants from data/ (writes data/constants.json, data/acceptance.json)
 	$(BIN)/python benchmarks/fit.py
+	$(BIN)/python benchmarks/fit_acceptance.py
 
 accuracy: setup ## cross-validate the predictor and write docs/accuracy.md
 	$(BIN)/python benchmarks/accuracy.py
+	$(BIN)/python benchmarks/blind.py --write
 
 live: setup ## predicted against measured round costs on this machine
 	$(BIN)/python benchmarks/live.py

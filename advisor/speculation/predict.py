@@ -297,7 +297,9 @@ def point_of(rounds: Rounds, k: int, estimate: AcceptanceEstimate, p_min: float)
     if estimate.rate.high > estimate.rate.low:
         down = max(0.0, centre - _log_gain(rounds, at(-Z)))
         up = max(0.0, _log_gain(rounds, at(Z)) - centre)
-    physics = Z * rounds.log_sd(gated=p_min > 0)
+    # Rounds that draft nothing are ordinary decode steps: there is nothing uncertain about their relative cost.
+    drafting = 1.0 - (1.0 - estimate.draft_share) * rounds.base / middle.seconds
+    physics = Z * rounds.log_sd(gated=p_min > 0) * drafting
     return Point(k, middle, middle.seconds / rounds.base, centre, math.hypot(down, physics), math.hypot(up, physics))
 
 
