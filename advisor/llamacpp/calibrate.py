@@ -17,13 +17,13 @@ from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 
-from advisor.base import Figure, Frozen
+from advisor.base import Figure
 from advisor.errors import AdvisorError, CancelledError, EngineError
 from advisor.hardware.machine import Backend, Device, Hardware, Setup
 from advisor.llamacpp.confirm import Progress, Report, forced_rates
 from advisor.llamacpp.contention import ContentionMeter
 from advisor.llamacpp.find import Engine, find_engine, list_devices
-from advisor.llamacpp.probe import RoundTiming, Timing, time_passes, time_rounds, time_steps
+from advisor.llamacpp.probe import PassTimings, RoundTiming, time_passes, time_rounds
 from advisor.llamacpp.server import Cancel, NgramShape, Server, ServerOptions
 from advisor.llamacpp.synthetic import Recipe, write_synthetic
 from advisor.models.description import ModelDescription
@@ -89,13 +89,6 @@ def temporary_folder() -> Iterator[Path]:
         assert keeper.stdin is not None
         keeper.stdin.close()
         keeper.wait()
-
-
-class _Passes(Frozen):
-    """T(n) of one file with logits of the last row, and its decode step [s]."""
-
-    passes: dict[int, Timing]
-    step: Timing
 
 
 def calibrate(
@@ -244,15 +237,13 @@ class _Calibrator:
 
     def passes(
         self, path: Path, columns: Sequence[int], vocabulary: int, budget: float, message: str, depth: int = 0
-    ) -> _Passes:
+    ) -> PassTimings:
         self.say(message)
         with Server(self.engine, self.options(path), cancel=self.cancel) as server:
             time_passes(server, columns, vocabulary, budget=0, least=1, most=1, meter=self.meter)
-            timed = time_passes(
+            return time_passes(
                 server, columns, vocabulary, budget=budget * self.patience, depth=depth, meter=self.meter
             )
-            step = time_steps(server, vocabulary, repetitions=max(3, round(6 * self.patience)), meter=self.meter)
-        return _Passes(passes=timed, step=step)
 
     def rounds(
         self, target: Recipe, method: Method, k: int, message: str, draft: Recipe | None = None, replays: bool = False
@@ -282,6 +273,8 @@ class _Calibrator:
         # A first look, to size the probes for this machine.
         first = self.passes(self.file(_wide("Q8_0", _BYTES)), (1,), _SMALL, 0.3, "first look")
         self.drop(_wide("Q8_0", _BYTES))
+        if (share := self.meter.share) is not None and share > BUSY:
+            self.say(f"careful: other programs use {share:.0%} of the processors")
         nbytes = min(_MOST_BYTES, _BYTES * max(1.0, _PASS / first.step.seconds))
 
         short = self.passes(self.file(_thin("dense", layers=2)), _FEW, _SMALL, 1.0, "time per step")
@@ -337,7 +330,7 @@ class _Calibrator:
 
     # ---- what each measurement means
 
-    def corrected(self, timed: _Passes, layers: int) -> dict[int, float]:
+    def corrected(self, timed: PassTimings, layers: int) -> dict[int, float]:
         """T(n) without what reading a prompt costs on top of decoding [s]; T(1) is the decode step itself."""
         extra = self.prompt_constant + self.prompt_per_layer * layers
         values = {n: max(t.seconds - extra, 1e-7) for n, t in timed.passes.items()}
@@ -345,7 +338,7 @@ class _Calibrator:
         return values
 
     def _layer_curve(
-        self, timed: _Passes, layers: int, matrices: Sequence[MatrixCost] | None, path: Path | None = None
+        self, timed: PassTimings, layers: int, matrices: Sequence[MatrixCost] | None, path: Path | None = None
     ) -> Curve:
         """Seconds per layer by columns."""
         values = self.corrected(timed, layers)
@@ -367,7 +360,7 @@ class _Calibrator:
             spread=_spread(timed),
         )
 
-    def _matrix_cost(self, quant: str, recipe: Recipe, timed: _Passes, layer: Curve) -> MatrixCost:
+    def _matrix_cost(self, quant: str, recipe: Recipe, timed: PassTimings, layer: Curve) -> MatrixCost:
         values = self.corrected(timed, recipe.layers)
         model = self.describe(self.file(recipe))
         streamed = sum(g.bytes for g in model.weights if g.role not in ("embedding", "head") and g.quant == quant)
@@ -663,7 +656,7 @@ def _line(one: tuple[float, float], two: tuple[float, float]) -> tuple[float, fl
     return one[1] - slope * one[0], slope
 
 
-def _spread(timed: _Passes) -> float:
+def _spread(timed: PassTimings) -> float:
     """Typical relative spread of the medians of a set of passes."""
     values = [t.spread / math.sqrt(t.count) for t in timed.passes.values()]
     return round(sum(values) / len(values), 4) if values else 0.0

@@ -19,6 +19,11 @@ from advisor.llamacpp.server import Server
 from advisor.llamacpp.statistics import spread
 from advisor.llamacpp.synthetic import chain_prompt, mixed_prompt
 
+_PATIENCE = 4.0
+"""A measurement may take this many times its budget before fewer repetitions than planned have to do."""
+_LONGEST = 8.0
+"""The same for rounds [s]."""
+
 
 class Timing(Frozen):
     """Repeated measurements of one thing: median and robust relative spread [s]."""
@@ -40,6 +45,13 @@ def summarise(seconds: Sequence[float], busy: bool = False) -> Timing:
     return Timing(seconds=centre, spread=spread(seconds), count=len(seconds))
 
 
+class PassTimings(Frozen):
+    """T(n) of one model with logits of the last row, and its decode step, taken in turn [s]."""
+
+    passes: dict[int, Timing]
+    step: Timing
+
+
 def time_passes(
     server: Server,
     columns: Sequence[int],
@@ -49,9 +61,12 @@ def time_passes(
     least: int = 3,
     most: int = 15,
     depth: int = 0,
+    steps: int = 8,
     meter: ContentionMeter | None = None,
-) -> dict[int, Timing]:
-    """T(n) for every ``n`` of ``columns`` [s], in random order, sweep after sweep until ``budget`` seconds are used.
+) -> PassTimings:
+    """T(n) for every ``n`` of ``columns``, in random order, sweep after sweep until ``budget`` seconds are used.
+
+    Decode steps are part of every sweep: T(n) is only ever used relative to them, so both must see the same minute.
 
     Args:
         server: one that does not speculate.
@@ -61,10 +76,12 @@ def time_passes(
         least: least sweeps.
         most: most sweeps.
         depth: tokens cached in front (plain attention only: recurrent models would read them again).
+        steps: decode steps per sweep.
         meter: notices other programs.
     """
     meter = meter or ContentionMeter()
     seconds: dict[int, list[float]] = {n: [] for n in columns}
+    decode: list[float] = []
     prefix = mixed_prompt(vocabulary, depth, 7) if depth else []
     if prefix:
         server.client.complete(prefix, 1, cache_prompt=True, ignore_eos=True)
@@ -79,23 +96,18 @@ def time_passes(
                 answer = server.client.complete(prompt, 1, cache_prompt=bool(prefix), ignore_eos=True)
             if answer.prompt_tokens == n:
                 seconds[n].append(answer.prompt_ms / 1000)
-        if sweep + 1 >= least and time.monotonic() - began > budget:
-            break
-    return {n: summarise(values, meter.busy) for n, values in seconds.items() if values}
-
-
-def time_steps(
-    server: Server, vocabulary: int, *, tokens: int = 24, repetitions: int = 3, meter: ContentionMeter | None = None
-) -> Timing:
-    """Ordinary decode steps [s per token] on a short context."""
-    meter = meter or ContentionMeter()
-    seconds = []
-    for i in range(repetitions):
         with meter.during(server):
-            answer = server.client.complete(chain_prompt(vocabulary, 4, i), tokens, ignore_eos=True)
+            answer = server.client.complete(chain_prompt(vocabulary, 4, sweep), steps + 1, ignore_eos=True)
         if answer.predicted > 1:
-            seconds.append(answer.predicted_ms / 1000 / (answer.predicted - 1))
-    return summarise(seconds, meter.busy)
+            decode.append(answer.predicted_ms / 1000 / (answer.predicted - 1))
+        passed = time.monotonic() - began
+        # On a busy machine a sweep may take many times as long as planned: two must do then.
+        if (sweep + 1 >= least and passed > budget) or (sweep >= 1 and passed > _PATIENCE * budget):
+            break
+    return PassTimings(
+        passes={n: summarise(values, meter.busy) for n, values in seconds.items() if values},
+        step=summarise(decode, meter.busy),
+    )
 
 
 class RoundTiming(Frozen):
@@ -139,7 +151,10 @@ def time_rounds(
     meter = meter or ContentionMeter()
     seconds: list[float] = []
     drafted = accepted = total = 0
+    began = time.monotonic()
     for i in range(repetitions + 1):
+        if len(seconds) >= 2 and time.monotonic() - began > _LONGEST:
+            break
         before = server.client.counters()
         with meter.during(server):
             answer = server.client.complete(

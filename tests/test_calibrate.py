@@ -1,0 +1,287 @@
+"""Measured costs: curves, fallbacks between types, storage, and when a calibration speaks for a machine."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from advisor.base import Figure
+from advisor.hardware.machine import Device, Hardware, Setup
+from advisor.llamacpp.calibrate import _fit_experts, _wide_experts, disturbed
+from advisor.llamacpp.contention import ContentionMeter
+from advisor.llamacpp.probe import summarise
+from advisor.llamacpp.synthetic import tiny, write_synthetic
+from advisor.models.reference import describe
+from advisor.performance.measured import (
+    Calibration,
+    Check,
+    Correction,
+    Curve,
+    DraftCost,
+    ExpertCost,
+    MatrixCost,
+    MeasuredCosts,
+    applicable,
+    family_of_architecture,
+    load_calibrations,
+    measured_costs,
+    save_calibration,
+    this_machine,
+)
+from advisor.performance.passes import plan_of
+from advisor.performance.select import cost_model
+from advisor.speculation.rounds import round_of
+
+STAIRS = Curve(columns=(1, 2, 4, 5, 8, 16), values=(1e-10, 1.9e-10, 2.0e-10, 2.9e-10, 3.2e-10, 6.4e-10))
+
+
+def calibration(**changes: object) -> Calibration:
+    base: dict[str, object] = {
+        "created": "2026-11-29T12:00:00+00:00",
+        "machine": this_machine(),
+        "backend": "cpu",
+        "engine": "embedded xllamacpp 2026.10.11549",
+        "build": "b11549",
+        "seconds": 100.0,
+        "matrices": (
+            MatrixCost(quant="Q8_0", seconds_per_byte=STAIRS),
+            MatrixCost(quant="Q4_K", seconds_per_byte=STAIRS),
+            MatrixCost(quant="F16", seconds_per_byte=Curve(columns=(1, 8), values=(1e-10, 1.5e-10))),
+        ),
+        "experts": (ExpertCost(quant="Q8_0", read=0.7e-10, pair=0.3e-10),),
+        "layers": {"dense": Curve(columns=(1,), values=(20e-6,)), "delta": Curve(columns=(1,), values=(50e-6,))},
+        "step": 100e-6,
+        "cache": Curve(columns=(1, 9), values=(1e-10, 5e-10)),
+        "state": Curve(columns=(1,), values=(4e-10,)),
+        "state_copy": 1e-10,
+        "checkpoint": 2e-10,
+        "checkpoint_constant": 50e-6,
+        "sampling": 5e-9,
+        "drafting": {"draft-simple": DraftCost(constant=200e-6, per_entry=4e-9, per_layer=20e-6)},
+        "rounds": {"ngram-simple": 150e-6},
+    }
+    return Calibration.model_validate(base | changes)
+
+
+def test_curves_are_what_was_measured() -> None:
+    for n, value in zip(STAIRS.columns, STAIRS.values, strict=True):
+        assert STAIRS.at(n) == value
+    assert STAIRS.at(3) == pytest.approx(1.95e-10)
+    assert STAIRS.at(32) == pytest.approx(12.8e-10)  # the last slope goes on
+    assert Curve(columns=(1,), values=(2.0,)).at(9) == 2.0
+    assert Curve(columns=(1, 2), values=(2.0, 1.0)).at(50) == 1.0  # never below what was seen, never negative
+
+
+@given(st.integers(1, 200), st.sampled_from(["Q8_0", "Q4_K", "Q6_K", "IQ2_XS", "BF16", "Q1_0", "nonsense"]))
+def test_every_charge_is_positive(n: int, quant: str) -> None:
+    costs = MeasuredCosts(calibration())
+    assert 0 < costs.matrix(quant, 1e8, 1e8, n, "llama") < math.inf
+    assert 0 < costs.experts(quant, 1e8, 1e8, 64, 4, n, "qwen3moe") < math.inf
+    assert costs.fixed("llama", 32, n) > 0
+    assert costs.cache(1e6, n) > 0
+    assert costs.state(1e6, n, 3) > 0
+
+
+def test_charges() -> None:
+    costs = MeasuredCosts(calibration())
+    assert costs.kind == "measured"
+    assert costs.matrix("Q8_0", 1e8, 9e7, 4, "llama") == pytest.approx(0.02)
+    assert costs.fixed("llama", 10, 1) == pytest.approx(300e-6)
+    assert costs.fixed("qwen35", 10, 1) == pytest.approx(600e-6)
+    # One token: 4 of 16 experts read and computed; many tokens: all of them read, pairs go on growing.
+    one = costs.experts("Q8_0", 16e6, 16e6, 16, 4, 1, "qwen3moe")
+    assert one == pytest.approx(4e6 * 1e-10)
+    many = costs.experts("Q8_0", 16e6, 16e6, 16, 4, 64, "qwen3moe")
+    assert many == pytest.approx(16e6 * 0.7e-10 + 4 * 64 * 1e6 * 0.3e-10, rel=1e-3)
+    assert costs.checkpoint(1e6) == pytest.approx(250e-6)
+    assert costs.checkpoint(0) == 0
+    assert costs.drafted_token("draft-simple", 100_000, 10) == pytest.approx(800e-6)
+    assert costs.drafted_token("draft-mtp", 100_000) == 0  # never measured here: nothing is claimed
+    assert costs.round_overhead("ngram-mod") == pytest.approx(150e-6)
+    assert costs.state(1e6, 4, 2) == pytest.approx(6e-4)
+    figures = costs.figures("llama", "Q8_0")
+    assert figures["stream_rate"].value == pytest.approx(10.0)
+    assert all(f.kind == "measured" and "2026-11-29" in f.source for f in figures.values())
+
+
+def test_types_that_were_not_measured_use_the_nearest() -> None:
+    costs = MeasuredCosts(calibration())
+    assert costs.matrix("BF16", 1e8, 5e7, 1, "llama") == costs.matrix("F16", 1e8, 5e7, 1, "llama")
+    # Other kernels, fewer bits: the cost per weight is taken over, not that per byte.
+    assert costs.matrix("Q4_1", 1e8, 1.6e8, 1, "llama") == pytest.approx(1e8 * 1e-10 * 8.5 / 5.0, rel=0.01)
+
+
+def test_a_correction_speaks_for_its_architecture_only() -> None:
+    ratio = Curve(columns=(1, 4), values=(1.1, 1.3))
+    plain = MeasuredCosts(calibration())
+    costs = MeasuredCosts(calibration(corrections=(Correction(architecture="gemma3", model="g", ratio=ratio),)))
+    assert costs.matrix("Q8_0", 1e8, 1e8, 4, "gemma3") == pytest.approx(
+        1.3 * plain.matrix("Q8_0", 1e8, 1e8, 4, "llama")
+    )
+    assert costs.matrix("Q8_0", 1e8, 1e8, 4, "llama") == plain.matrix("Q8_0", 1e8, 1e8, 4, "llama")
+    assert costs.step_log_sd("gemma3") < costs.step_log_sd("llama")
+
+
+def test_scatter_follows_the_checks() -> None:
+    good = tuple(Check(name="x", method="m", draft_max=3, measured=2.0, predicted=2.0 * f) for f in (1.0, 0.99, 1.01))
+    bad = tuple(Check(name="x", method="m", draft_max=3, measured=2.0, predicted=2.0 * f) for f in (1.3, 0.7, 1.2))
+    sharp = MeasuredCosts(calibration(checks=good)).log_sd("llama", "draft-simple")
+    blunt = MeasuredCosts(calibration(checks=bad)).log_sd("llama", "draft-simple")
+    assert 0 < sharp < 0.05 < blunt
+
+
+@pytest.mark.parametrize(
+    ("architecture", "family"),
+    [("llama", "dense"), ("gemma3n", "sandwich"), ("qwen3moe", "experts"), ("gpt-oss", "experts"),
+     ("qwen35moe", "delta"), ("lfm2moe", "convolution"), ("deepseek2", "latent"), ("olmoe", "experts"), ("qwen2", "dense")],
+)  # fmt: skip
+def test_families(architecture: str, family: str) -> None:
+    assert family_of_architecture(architecture) == family
+
+
+def test_rounds_rest_on_it(tmp_path: Path) -> None:
+    """The same round, by hand: draft passes, verification, catch-up, overheads."""
+    target = describe(str(write_synthetic(tiny("llama", layers=6, width=256), tmp_path / "t.gguf")))
+    draft = describe(str(write_synthetic(tiny("llama", layers=2), tmp_path / "d.gguf")))
+    costs = MeasuredCosts(calibration())
+    setup = setup_of(source="detected")
+    one = round_of(target, draft, "draft-simple", setup, 2, positions=(1.0,), costs=costs)
+    t, d = plan_of(target, setup, costs), plan_of(draft, setup, costs, draft=True)
+    token = costs.drafted_token("draft-simple", 512, 2)
+    seconds = 2 * (d.seconds(1) + token) + t.seconds(3) + d.seconds(3, 1) + 3 * costs.verified_token(512)
+    assert one.cost.milliseconds == pytest.approx(seconds * 1e3)
+    assert one.cost.cost == pytest.approx(seconds / (t.seconds(1) + costs.verified_token(512)))
+
+
+# ------------------------------------------------------------------------------------------------ storage and choice
+
+
+def setup_of(source: str) -> Setup:
+    device = Device(
+        slug="here", name="here", vendor="x", device_class="desktop-cpu",
+        bandwidth=Figure(value=40, unit="GB/s", kind="assumed", source="test"),
+    )  # fmt: skip
+    hardware = Hardware.model_validate({"name": "here", "devices": (device,), "backend": "cpu", "source": source})
+    return Setup(hardware=hardware, backend="cpu")
+
+
+@pytest.fixture
+def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ADVISOR_DATA_DIR", str(tmp_path))
+    return tmp_path / "calibrations"
+
+
+def test_storing_and_finding(stored: Path) -> None:
+    assert load_calibrations() == ()
+    old, new = calibration(), calibration(created="2026-12-01T00:00:00+00:00")
+    save_calibration(old)
+    path = save_calibration(new)
+    assert load_calibrations() == (new, old)
+    (stored / "damaged.json").write_text("{")
+    (stored / "future.json").write_text(json.dumps({"schema_version": 99}))
+    assert load_calibrations() == (new, old)
+    path.unlink()
+    assert load_calibrations() == (old,)
+    assert not list(stored.glob("*.part"))
+
+
+def test_it_speaks_for_this_machine_and_backend_only(stored: Path) -> None:
+    setup = setup_of("detected")
+    assert applicable(setup) is None
+    save_calibration(calibration())
+    assert applicable(setup) == calibration()
+    assert applicable(setup_of("profile")) is None
+    assert applicable(setup, backend="cuda") is None
+    save_calibration(
+        calibration(
+            created="2027-01-01T00:00:00+00:00", machine=this_machine().model_copy(update={"processor": "other"})
+        )
+    )
+    assert applicable(setup) == calibration()
+
+
+def test_predictions_use_it_by_themselves(stored: Path) -> None:
+    setup = setup_of("detected")
+    assert cost_model(setup).kind != "measured"
+    save_calibration(calibration())
+    assert cost_model(setup).kind == "measured"
+    assert cost_model(setup, calibrated=False).kind != "measured"
+    assert measured_costs(setup, setup.hardware.device, "cpu") is measured_costs(setup, setup.hardware.device, "cpu")
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    from advisor.errors import InputError
+
+    tmp_path.chmod(0o500)
+    with pytest.raises(InputError, match="cannot be stored"):
+        save_calibration(calibration(), tmp_path / "x")
+
+
+# ------------------------------------------------------------------------------------------------ the instruments
+
+
+def test_experts_are_told_apart_from_exact_times() -> None:
+    recipe = _wide_experts("Q8_0", 1e7)
+    read, pair, one = 3e-11, 5e-11, 1e6
+    seconds = {n: one * (read * 16 * (1 - 0.75**n) + pair * 4 * n) for n in (1, 2, 4, 8, 16)}
+    found = _fit_experts("Q8_0", recipe, one, seconds, 0.0)
+    assert (found.read, found.pair) == pytest.approx((read, pair))
+
+
+def test_busy_machines_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from advisor.llamacpp import contention
+
+    class Server:
+        used = 0.0
+
+        def processor_seconds(self) -> float:
+            return self.used
+
+    clock = {"busy": 0.0, "total": 0.0}
+    monkeypatch.setattr(contention, "_machine", lambda: (clock["busy"], clock["total"]))
+    server, meter = Server(), ContentionMeter()
+    assert meter.share is None
+    with meter.during(server):
+        clock.update(busy=1.5, total=2.0)
+        server.used = 1.0
+    assert meter.share == pytest.approx(0.25, abs=0.02)
+    assert meter.busy
+    assert summarise([1.0, 1.1, 1.2, 9.0, 9.1], busy=True).seconds == 1.1  # disturbances only ever add
+    assert summarise([1.0, 1.1, 1.2, 9.0, 9.1]).seconds == 1.2
+    assert "Close them" in (disturbed(calibration(contention=0.4)) or "")
+    assert disturbed(calibration(contention=0.01)) is None
+
+
+def test_command_line_shows_what_is_stored(stored: Path) -> None:
+    from advisor.cli.main import app
+
+    empty = CliRunner().invoke(app, ["calibrate", "--show"])
+    assert empty.exit_code == 0
+    assert "no calibration yet" in empty.stdout
+    save_calibration(calibration(contention=0.5))
+    shown = CliRunner().invoke(app, ["calibrate", "--show"])
+    assert "measured here on 2026-11-29" in shown.stdout
+    assert "Q8_0" in shown.stdout
+    assert "Close them" in shown.stdout
+    assert all(len(line) <= 80 for line in shown.stdout.splitlines())
+    listed = CliRunner().invoke(app, ["calibrate", "--show", "--json"])
+    assert Calibration.model_validate(json.loads(listed.stdout)[0]) == calibration(contention=0.5)
+
+
+def test_command_line_refuses_bad_models_at_once(tmp_path: Path) -> None:
+    from advisor.cli.main import app
+    from advisor.errors import InputError
+
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"no")
+    done = CliRunner().invoke(app, ["calibrate", str(broken), "--engine", "/nowhere"])
+    assert isinstance(done.exception, InputError)
+    assert "broken.gguf" in str(done.exception)
