@@ -266,6 +266,8 @@ BACKEND_PRIORS: dict[str, tuple[float, float]] = {
 FAMILY_SD = {"stream": 0.15, "layer": 0.4, "compute": 0.10}
 """How far an architecture family may stray from its backend (log); CPUs differ more in compute."""
 CPU_FAMILY_SD = 0.4
+DRIVER_SD = 0.4
+"""How far one vendor's driver may stray in the overhead of a draft pass (log). Only Vulkan has several drivers."""
 
 
 @dataclass
@@ -344,6 +346,9 @@ class Problem:
                     continue
                 wide = CPU_FAMILY_SD if part == "compute" and m.backend == "cpu" else sd
                 self._add(f"{part}.{m.backend}.{m.family}", "factor", 1.0, wide)
+            if m.backend == "vulkan":
+                for part in ("draft_layer", "draft_token"):
+                    self._add(f"{part}.vulkan.{m.device.vendor}", "factor", 1.0, DRIVER_SD)
             if m.old and m.backend in ("vulkan", "rocm"):
                 self._add(f"legacy.{m.backend}", "factor", 1.5, 0.7)
         self._add("bench_jump.cuda", "decode steps of the experts", 0.4, 0.7)
@@ -381,6 +386,7 @@ class Problem:
             self.tables[kind] = t
             if kind in ("layer", "draft_layer", "draft_token"):
                 t["own"] = self._at(f"{kind}.{b}" for b in backend)
+                t["driver"] = self._at(f"{kind}.{m.backend}.{m.device.vendor}" for m in ms)
                 continue
             if kind == "memory":
                 continue
@@ -428,7 +434,7 @@ class Problem:
             if kind == "memory":
                 out[t["at"]] = memory
             elif kind in ("layer", "draft_layer", "draft_token"):
-                out[t["at"]] = np.exp(z[t["own"]] + z[t["layer_family"]]) * 1e-6
+                out[t["at"]] = np.exp(z[t["own"]] + z[t["driver"]] + z[t["layer_family"]]) * 1e-6
             else:
                 out[t["at"]] = memory / value[t["quant"]] * self._ratio(kind, t, z, value, one, p)
         return out
@@ -628,13 +634,22 @@ def scatter_constants(sizes: dict[str, float]) -> dict[str, Constant]:
 
 
 def leave_out(
-    problem: Problem, weight: Array, start: Array, held: Sequence[NDArray[np.bool_]], rounds: int = 4
+    problem: Problem,
+    weight: Array,
+    start: Array,
+    held: Sequence[NDArray[np.bool_]],
+    rounds: int = 4,
+    report: Sequence[NDArray[np.bool_]] | None = None,
 ) -> Array:
-    """Predictions of each held-out set from a fit to everything else (NaN where nothing was held out)."""
+    """Predictions of each held-out set from a fit to everything else (NaN where nothing was held out).
+
+    ``report`` restricts what is predicted in each fold to a part of what is held out.
+    """
     predicted = np.full(len(problem.observations), np.nan)
-    for mask in held:
+    for i, mask in enumerate(held):
         x, _ = solve(problem, np.where(mask, 0.0, weight), start, rounds=rounds)
-        predicted[mask] = problem.predict(x)[mask]
+        shown = mask if report is None else report[i]
+        predicted[shown] = problem.predict(x)[shown]
     return predicted
 
 
@@ -650,6 +665,20 @@ def source_folds(observations: Sequence[Observation]) -> list[NDArray[np.bool_]]
     """Every author or thread of the speculation table."""
     names = sorted({o.case.source for o in observations if o.table == "speculation"})
     return [np.array([o.table == "speculation" and o.case.source == name for o in observations]) for name in names]
+
+
+def stranger_folds(observations: Sequence[Observation]) -> list[NDArray[np.bool_]]:
+    """Every author of the speculation table together with all that is known, from anybody, of the devices used there.
+
+    The hardest and most honest question: somebody nobody heard of, on a machine nobody measured.
+    """
+    folds = []
+    for mask in source_folds(observations):
+        devices = {d for o, hit in zip(observations, mask, strict=True) if hit for d in o.devices}
+        folds.append(
+            np.array([bool(hit) or bool(o.devices & devices) for o, hit in zip(observations, mask, strict=True)])
+        )
+    return folds
 
 
 def cluster_weights(observations: Sequence[Observation], chosen: Sequence[int]) -> list[float]:
@@ -675,11 +704,14 @@ def main() -> None:
     print(f"{len(observations)} measurements, {len(problem.names)} constants, {time.perf_counter() - began:.0f} s")
     errors = leave_out(problem, weight, x, device_folds(observations)) - problem.log_measured
 
+    folds = stranger_folds(observations)
+    strange = leave_out(problem, weight, x, folds, report=source_folds(observations)) - problem.log_measured
+
     def pick(want: Callable[[Observation], bool]) -> list[int]:
         return [i for i, o in enumerate(observations) if want(o)]
 
     sizes = {
-        "scatter.round": spread_of(observations, errors, pick(lambda o: o.table == "speculation")),
+        "scatter.round": spread_of(observations, strange, pick(lambda o: o.table == "speculation")),
         "scatter.verify": spread_of(
             observations,
             errors,
@@ -703,8 +735,14 @@ def main() -> None:
     inside = problem.predict(x) - problem.log_measured
     for table in TABLES:
         chosen = pick(lambda o, table=table: o.table == table)  # type: ignore[misc]
-        for label, e in (("in the fit", inside), ("device left out", errors)):
+        for label, e in (
+            ("in the fit", inside),
+            ("device left out", errors),
+            ("stranger", strange),
+        ):
             kept = [i for i in chosen if np.isfinite(e[i])]
+            if not kept:
+                continue
             w = cluster_weights(observations, kept)
             size = [abs(float(e[i])) for i in kept]
             median, p90 = (100 * weighted_quantile(size, w, q) for q in (0.5, 0.9))
