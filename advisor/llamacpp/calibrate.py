@@ -45,7 +45,11 @@ from advisor.speculation.prediction import Method
 COLUMNS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 32)
 """Passes that are timed: all draft lengths up to 8 exactly, the longer ones by interpolation."""
 _FEW = (1, 2, 3, 4, 5, 8, 9, 16)
-TYPES = ("Q8_0", "F16", "F32", "BF16", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4")
+TYPES = (
+    "Q8_0", "F16", "F32", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q4_K", "Q5_K", "Q6_K", "Q3_K", "Q2_K", "IQ4_NL", "IQ4_XS",
+    "MXFP4",
+)  # fmt: skip
+"""Each has kernels of its own somewhere: even Q4_0 and Q4_1 differ by a factor of two on some processors."""
 EXPERT_TYPES = ("Q8_0", "Q4_K", "MXFP4", "F16")
 _SMALL, _LARGE = 512, 32768
 """Vocabularies of the overhead probes."""
@@ -290,7 +294,7 @@ class _Calibrator:
         matrices = []
         for quant in TYPES:
             recipe = _wide(quant, nbytes)
-            timed = self.passes(self.file(recipe), COLUMNS, _SMALL, 2.5, f"matrices of type {quant}")
+            timed = self.passes(self.file(recipe), COLUMNS, _SMALL, 2.0, f"matrices of type {quant}")
             matrices.append(self._matrix_cost(quant, recipe, timed, dense_layer))
             self.drop(recipe)
         # Now that matrices are known, what narrow blocks spend on theirs can be taken out of the time per layer.
