@@ -289,7 +289,12 @@ class _Calibrator:
         # Blocks of 2 and 24 layers share everything but their number: the intercept is the step itself.
         step, _ = _line((2, short.step.seconds), (24, long.step.seconds))
         self.step = max(step, 0.0)
-        dense_layer = self._layer_curve(long, 24, None)
+        longest = self.corrected(long, 24)
+        # A first guess that takes the narrow blocks' own matrices for overhead; corrected below.
+        dense_layer = Curve(
+            columns=tuple(sorted(longest)),
+            values=tuple(max(longest[n] - self.step, 1e-9) / 24 for n in sorted(longest)),
+        )
 
         matrices = []
         for quant in TYPES:
@@ -297,8 +302,6 @@ class _Calibrator:
             timed = self.passes(self.file(recipe), COLUMNS, _SMALL, 2.0, f"matrices of type {quant}")
             matrices.append(self._matrix_cost(quant, recipe, timed, dense_layer))
             self.drop(recipe)
-        # Now that matrices are known, what narrow blocks spend on theirs can be taken out of the time per layer.
-        dense_layer = self._layer_curve(long, 24, matrices, self.file(_thin("dense")))
         self.calibration = Calibration(
             created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             machine=this_machine().model_copy(
@@ -314,6 +317,8 @@ class _Calibrator:
             step=self.step,
             cache=Curve(columns=(1,), values=(matrices[0].seconds_per_byte.at(1),)),
         )
+        # Now that matrices are known, what narrow blocks spend on theirs can be taken out of the time per layer.
+        self.update(layers={"dense": self._layer_curve(_thin("dense"), long)})
         self._cache()
         self._families()
         self._state()
@@ -341,41 +346,21 @@ class _Calibrator:
         values[1] = timed.step.seconds
         return values
 
-    def _layer_curve(
-        self, timed: PassTimings, layers: int, matrices: Sequence[MatrixCost] | None, path: Path | None = None
-    ) -> Curve:
-        """Seconds per layer by columns."""
-        values = self.corrected(timed, layers)
-        weights = dict.fromkeys(values, 0.0)
-        if matrices is not None and path is not None:
-            known = {m.quant: m.seconds_per_byte for m in matrices}
-            model = self.describe(path)
-            for g in model.weights:
-                if g.quant in known and g.role not in ("embedding", "head"):
-                    for n in values:
-                        weights[n] += g.bytes * known[g.quant].at(n)
-                elif g.role == "head" and g.quant in known:
-                    for n in values:
-                        weights[n] += g.bytes * known[g.quant].at(1)
-        columns = sorted(values)
-        return Curve(
-            columns=tuple(columns),
-            values=tuple(max((values[n] - self.step - weights[n]) / layers, 1e-9) for n in columns),
-            spread=_spread(timed),
-        )
-
     def _matrix_cost(self, quant: str, recipe: Recipe, timed: PassTimings, layer: Curve) -> MatrixCost:
+        """Seconds per byte. The last block's feed-forward part sees one column only, whatever ``n`` (see _unseen)."""
         values = self.corrected(timed, recipe.layers)
-        model = self.describe(self.file(recipe))
-        streamed = sum(g.bytes for g in model.weights if g.role not in ("embedding", "head") and g.quant == quant)
+        groups = [g for g in self.describe(self.file(recipe)).weights if g.quant == quant]
+        streamed = sum(g.bytes for g in groups if g.role not in ("embedding", "head"))
+        last = sum(g.bytes for g in groups if g.role == "ffn") / recipe.layers
         columns = sorted(values)
+        bare = {n: max(values[n] - self.step - recipe.layers * layer.at(n), 0.1 * values[n]) for n in columns}
+        one = bare[1] / streamed
         return MatrixCost(
             quant=quant,
             seconds_per_byte=Curve(
                 columns=tuple(columns),
                 values=tuple(
-                    max(values[n] - self.step - recipe.layers * layer.at(n), 0.1 * values[n]) / streamed
-                    for n in columns
+                    one if n == 1 else max(bare[n] - last * one, 0.1 * bare[n]) / (streamed - last) for n in columns
                 ),
                 spread=_spread(timed),
             ),
@@ -404,15 +389,19 @@ class _Calibrator:
         for family in ("sandwich", "experts", "delta", "convolution", "latent"):
             recipe = _thin(family)
             timed = self.passes(self.file(recipe), _FEW, _SMALL, 1.0, f"time per layer: {family} blocks")
-            path = self.file(recipe)
-            values = self.corrected(timed, recipe.layers)
-            known = self._without_layers(path, tuple(values))
-            layers[family] = Curve(
-                columns=tuple(sorted(values)),
-                values=tuple(max((values[n] - known[n]) / recipe.layers, 1e-9) for n in sorted(values)),
-                spread=_spread(timed),
-            )
+            layers[family] = self._layer_curve(recipe, timed)
         self.update(layers=layers)
+
+    def _layer_curve(self, recipe: Recipe, timed: PassTimings) -> Curve:
+        """Seconds per block by columns: what the matrices of a narrow model leave unexplained."""
+        values = self.corrected(timed, recipe.layers)
+        known = self._without_layers(self.file(recipe), tuple(values))
+        columns = tuple(sorted(values))
+        return Curve(
+            columns=columns,
+            values=tuple(max((values[n] - known[n]) / recipe.layers, 1e-9) for n in columns),
+            spread=_spread(timed),
+        )
 
     def _without_layers(self, path: Path, columns: Sequence[int]) -> dict[int, float]:
         """What the calibration so far charges for a model, time per layer and state left out [s]."""
@@ -423,15 +412,14 @@ class _Calibrator:
         )
         return self._predict(bare, model, columns)
 
-    def _predict(
-        self, calibration: Calibration, model: ModelDescription, columns: Sequence[int], logits: int | None = 1
-    ) -> dict[int, float]:
+    def _predict(self, calibration: Calibration, model: ModelDescription, columns: Sequence[int]) -> dict[int, float]:
+        """Prompts of ``n`` tokens as a calibration charges them: one row of output, one sampled token [s]."""
         from advisor.performance.passes import plan_of
 
         costs = MeasuredCosts(calibration)
         plan = plan_of(model, self.setup(), costs)
-        vocabulary = costs.verified_token(model.vocabulary_size)
-        return {n: plan.seconds(n, logits if logits is None else min(n, logits)) + vocabulary for n in columns}
+        sampled = costs.verified_token(model.vocabulary_size)
+        return {n: plan.seconds(n, 1) + sampled - _unseen(costs, model, n) for n in columns}
 
     def setup(self) -> Setup:
         """A stand-in: which machine it is does not matter, every tier gets our costs."""
@@ -666,17 +654,54 @@ def _spread(timed: PassTimings) -> float:
     return round(sum(values) / len(values), 4) if values else 0.0
 
 
+def _unseen(costs: MeasuredCosts, model: ModelDescription, n: int) -> float:
+    """What a prompt of ``n`` tokens saves: rows without output skip the last block's feed-forward part [s].
+
+    llama.cpp picks the rows that have outputs behind the last attention (``inp_out_ids`` in every graph), so a prompt
+    sends one row through the last feed-forward part, a verification all of them.
+    """
+    if n <= 1 or not model.layers:
+        return 0.0
+    last, a = model.layers[-1], model.architecture
+    saved = 0.0
+    if last.expert_count:
+        routed = [x for x in model.layers if x.expert_count]
+        share = last.expert_bytes / (sum(x.expert_bytes for x in routed) or 1)
+        for g in model.weights:
+            if g.role == "experts":
+                size = g.bytes * share, g.parameters * share
+                saved += costs.experts(g.quant, *size, last.expert_count, last.expert_used, n, a)
+                saved -= costs.experts(g.quant, *size, last.expert_count, last.expert_used, 1, a)
+            elif g.role == "shared_experts":
+                size = g.bytes / len(routed), g.parameters / len(routed)
+                saved += costs.matrix(g.quant, *size, n, a) - costs.matrix(g.quant, *size, 1, a)
+        return saved
+    plain = sum(1 for x in model.layers if not x.expert_count)
+    for g in model.weights:
+        if g.role == "ffn":
+            size = g.bytes / plain, g.parameters / plain
+            saved += costs.matrix(g.quant, *size, n, a) - costs.matrix(g.quant, *size, 1, a)
+    return saved
+
+
 def _fit_experts(quant: str, recipe: Recipe, one: float, seconds: dict[int, float], spread: float) -> ExpertCost:
-    """Seconds per byte per distinct expert and per (token, expert) pair; non-negative least squares, relative."""
+    """Seconds per byte per distinct expert and per (token, expert) pair; non-negative least squares, relative.
+
+    ``seconds`` are those of prompts, in which the last block sees one row only (see :func:`_unseen`).
+    """
     import numpy as np
     from scipy.optimize import nnls
 
     rows, right = [], []
+    last, used = 1 / recipe.layers, recipe.experts_used
     for n, value in seconds.items():
         if value <= 0:
             continue
-        distinct = recipe.experts * (1 - (1 - recipe.experts_used / recipe.experts) ** n)
-        rows.append([one * distinct / value, one * recipe.experts_used * n / value])
+        distinct = recipe.experts * (1 - (1 - used / recipe.experts) ** n)
+        full = 1.0 if n == 1 else 1 - last
+        rows.append(
+            [one * (full * distinct + (1 - full) * used) / value, one * (full * used * n + (1 - full) * used) / value]
+        )
         right.append(1.0)
     if not rows:
         raise EngineError(f"Experts of type {quant} could not be told apart from the rest of the pass.", "Try again.")
