@@ -266,8 +266,6 @@ BACKEND_PRIORS: dict[str, tuple[float, float]] = {
 FAMILY_SD = {"stream": 0.15, "layer": 0.4, "compute": 0.10}
 """How far an architecture family may stray from its backend (log); CPUs differ more in compute."""
 CPU_FAMILY_SD = 0.4
-DRIVER_SD = 0.4
-"""How far one vendor's driver may stray in the overhead of a draft pass (log). Only Vulkan has several drivers."""
 
 
 @dataclass
@@ -346,9 +344,6 @@ class Problem:
                     continue
                 wide = CPU_FAMILY_SD if part == "compute" and m.backend == "cpu" else sd
                 self._add(f"{part}.{m.backend}.{m.family}", "factor", 1.0, wide)
-            if m.backend == "vulkan":
-                for part in ("draft_layer", "draft_token"):
-                    self._add(f"{part}.vulkan.{m.device.vendor}", "factor", 1.0, DRIVER_SD)
             if m.old and m.backend in ("vulkan", "rocm"):
                 self._add(f"legacy.{m.backend}", "factor", 1.5, 0.7)
         self._add("bench_jump.cuda", "decode steps of the experts", 0.4, 0.7)
@@ -386,7 +381,6 @@ class Problem:
             self.tables[kind] = t
             if kind in ("layer", "draft_layer", "draft_token"):
                 t["own"] = self._at(f"{kind}.{b}" for b in backend)
-                t["driver"] = self._at(f"{kind}.{m.backend}.{m.device.vendor}" for m in ms)
                 continue
             if kind == "memory":
                 continue
@@ -434,7 +428,7 @@ class Problem:
             if kind == "memory":
                 out[t["at"]] = memory
             elif kind in ("layer", "draft_layer", "draft_token"):
-                out[t["at"]] = np.exp(z[t["own"]] + z[t["driver"]] + z[t["layer_family"]]) * 1e-6
+                out[t["at"]] = np.exp(z[t["own"]] + z[t["layer_family"]]) * 1e-6
             else:
                 out[t["at"]] = memory / value[t["quant"]] * self._ratio(kind, t, z, value, one, p)
         return out
@@ -456,7 +450,8 @@ class Problem:
         if kind == "experts":
             used = t["used"]
             pool = np.maximum(used + one["skew"] * (t["total"] - used), used * 1.0001)
-            streams = np.where(t["pairs"], n, pool * (1 - (1 - used / pool) ** n) / used)
+            distinct = np.minimum(pool * (1 - (1 - used / pool) ** n) / used, np.minimum(n, t["total"] / used))
+            streams = np.where(t["pairs"], n, distinct)
             many = (ratio + value[t["expert"]] * (streams - 1)) * value[t["legacy"]]
             ratio = np.where(n <= 1, 1.0, many)
         return share * ratio
@@ -615,7 +610,7 @@ UNKNOWN_SCATTER: dict[str, float] = {
     "scatter.checkpoint": 0.08,
     "scatter.experts": 0.06,
     "scatter.gate": 0.06,
-    "scatter.slots": 0.15,
+    "scatter.slots": 0.25,
     "scatter.tiers": 0.12,
     "scatter.mat_mat": 0.20,
     "scatter.verify_experts": 0.12,

@@ -112,13 +112,13 @@ def distinct_experts(total: float, used: float, n: float, skew: float) -> float:
     Tokens route independently over ``used + skew (total - used)`` experts: popular experts make the pool smaller.
     """
     pool = max(used + skew * (total - used), used * 1.0001)
-    return pool * (1.0 - math.pow(1.0 - used / pool, n)) / used
+    return min(pool * (1.0 - math.pow(1.0 - used / pool, n)) / used, float(n), total / used)
 
 
 def compute_ratio(device: Device) -> tuple[float, bool]:
     """Vector FP32 rate over bandwidth relative to 20 TFLOPS at 500 GB/s, and whether a published rate says so.
 
-    Without a shader rate Apple's FP16 figure stands in (the same units do both); others are taken for average.
+    Without a shader rate Apple's FP16 figure counts (the same units do both); other devices are taken for average.
     """
     if device.bandwidth is None:
         return 1.0, False
@@ -199,8 +199,8 @@ class FittedCosts:
         self._skew = k["skew"]
         self._legacy = k.factor(f"legacy.{b}") if build is not None and build < OLD_EXPERT_BUILDS else 1.0
         slow = k.factor(f"layer.{b}.{a}") * 1e-6
-        self._draft_layer = k[f"draft_layer.{b}"] * k.factor(f"draft_layer.{b}.{device.vendor}") * slow
-        self._draft_token = k[f"draft_token.{b}"] * k.factor(f"draft_token.{b}.{device.vendor}") * slow
+        self._draft_layer = k[f"draft_layer.{b}"] * slow
+        self._draft_token = k[f"draft_token.{b}"] * slow
         self._checkpoint_rate = k["checkpoint"] * 1e9
         self._quants: dict[str, _Quant] = {}
         self._ratios: dict[tuple[str, int], float] = {}
@@ -248,10 +248,7 @@ class FittedCosts:
             variance += k["scatter.unseen_backend"] ** 2
         if method not in ("draft-mtp", "draft-simple", "verify"):
             variance += k["scatter.rare_method"] ** 2
-        driver = k.values.get(f"draft_layer.{self.backend}.{self.device.vendor}")
-        if method == "draft-simple" and (
-            k.values[f"draft_layer.{self.backend}"].prior or (driver is not None and driver.prior)
-        ):
+        if method == "draft-simple" and k.values[f"draft_layer.{self.backend}"].prior:
             variance += k["scatter.unseen_draft"] ** 2
         return sqrt(variance)
 

@@ -155,6 +155,8 @@ class Rounds:
         self.method: Method = method
         self.depth = depth
         self.slots = parallel
+        # Slots share the draft's graph but are sampled one after another: half and half (assumed).
+        self._per_slot = 0.5 + 0.5 * parallel
         self.plan = plan_of(target, setup, costs)
         self.costs = self.plan.costs
         self.architecture = target.architecture
@@ -215,7 +217,7 @@ class Rounds:
         if plan is None:
             return _Work(0.0, verify, overhead)
         c = self.draft_costs
-        token = c.drafted_token(method, plan.vocabulary or self.vocabulary, self.draft_layers)
+        token = c.drafted_token(method, plan.vocabulary or self.vocabulary, self.draft_layers) * self._per_slot
         if method in ("draft-dflash", "draft-dspark"):
             rows = m + 1 if method == "draft-dflash" else max(m, 1)
             draft = plan.seconds(s * rows, None, depth, 0, s) + token

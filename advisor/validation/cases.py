@@ -20,6 +20,9 @@ from advisor.validation.tables import Row
 BACKENDS: frozenset[str] = frozenset(get_args(Backend))
 METHODS: frozenset[str] = frozenset(get_args(Method)) - {"none"}
 
+LONGEST_DRAFT = 256
+"""Draft lengths beyond this are taken for a mistake in the table."""
+MOST_DEVICES = 64
 RARE_HITS = 0.1
 """Share of rounds in which an n-gram method that was never right is taken to have drafted (assumed)."""
 
@@ -190,6 +193,8 @@ def setup_of(row: Row, layers: int) -> Setup:
     if not name:
         raise AdvisorError("no hardware named")
     count = int(row.positive("device_count") or 1)
+    if count > MOST_DEVICES:
+        raise AdvisorError(f"{count} devices")
     backend = row.text("backend").lower()
     if row.text("placement") == "cpu":
         backend = "cpu"
@@ -230,11 +235,34 @@ def model_of(slug: str, labels: tuple[str, ...], size: float | None) -> ModelDes
         raise AdvisorError("no quantisation named")
     if any(_FOREIGN_QUANT.search(x) for x in names):
         raise AdvisorError(f"{names[0]} is not a llama.cpp quantisation")
-    guess = re.search(r"(?:^|[-_ ])I?Q([2-8])", names[-1].upper())
+    label = names[-1].upper()
+    guess = re.search(r"(?:^|[-_ ])I?Q([2-8])", label) or re.search(r"FP([48])", label)
     if guess:
-        stands_for = {"2": "Q2_K", "3": "Q3_K_M", "4": "Q4_K_M", "5": "Q5_K_M", "6": "Q6_K", "8": "Q8_0"}
-        names = (*names, stands_for.get(guess[1], "Q4_K_M"))
-    return _model(slug, names, int(size or 0))
+        # An author's own mix of a width: the usual file of that width stands for it.
+        stands_for = {"2": "Q2_K", "3": "Q3_K_M", "5": "Q5_K_M", "6": "Q6_K", "8": "Q8_0"}
+        names = (*names, "Q4_0" if "FP4" in label else stands_for.get(guess[1], "Q4_K_M"))
+    failure: AdvisorError | None = None
+    for candidate in _same_shape(slug):
+        try:
+            return _model(candidate, names, int(min(size or 0, 1e15)))
+        except AdvisorError as error:
+            failure = failure or error
+    assert failure is not None
+    raise failure
+
+
+_OTHER_SHAPE = frozenset({"assistant", "distill", "draft", "drafter", "eagle", "merge", "mtp", "pruned", "reap", "vl"})
+
+
+def _same_shape(slug: str) -> list[str]:
+    """The slug, and what is left without the words that a fine-tune puts behind the size (``-heretic``)."""
+    names, parts = [slug], slug.split("-")
+    while len(parts) > 2 and parts[-1].isalpha() and parts[-1] not in _OTHER_SHAPE:
+        parts = parts[:-1]
+        if re.fullmatch(r"[ae]?\d+(\.\d+)?b", parts[-1]):
+            names.append("-".join(parts))
+            break
+    return names
 
 
 def resize(model: ModelDescription, size: int) -> ModelDescription:
@@ -278,6 +306,10 @@ def _source(row: Row) -> str:
     return row.text("source_group") or row.text("source").split(" ")[0] or row.text("hardware")
 
 
+def _depth(row: Row, column: str) -> int:
+    return int(min(max(row.number(column) or 0.0, 0.0), 1e8))
+
+
 def decode_case(row: Row) -> DecodeCase | Skipped:
     """A decode line as a case."""
     measured = row.positive("tg128_tps")
@@ -290,7 +322,7 @@ def decode_case(row: Row) -> DecodeCase | Skipped:
         return Skipped(row.id, _reason(error))
     if setup.hardware.device.bandwidth is None:
         return Skipped(row.id, f"the bandwidth of {row.text('hardware')} is not known")
-    depth = int(row.number("depth") or 0)
+    depth = _depth(row, "depth")
     return DecodeCase(row.id, row.text("hardware"), _source(row), model, setup, depth, measured)
 
 
@@ -299,8 +331,8 @@ def batch_case(row: Row) -> BatchCase | Skipped:
     measured, tokens = row.positive("relative_time"), row.positive("n_tokens")
     if measured is None:
         return Skipped(row.id, "no relative time")
-    if tokens is None or tokens < 2 or tokens != int(tokens):
-        return Skipped(row.id, "not two or more tokens")
+    if tokens is None or not 2 <= tokens <= 4096 or tokens != int(tokens):
+        return Skipped(row.id, "not between 2 and 4096 tokens")
     method, note = row.text("method"), row.text("backend_note").lower()
     if method == "decode-cycle":
         return Skipped(row.id, "a whole cycle of drafting and verifying, not one pass")
@@ -335,7 +367,7 @@ def batch_case(row: Row) -> BatchCase | Skipped:
         n=n,
         logits=n if bench else (0 if method == "ub" else 1),
         sequences=n if bench else 1,
-        depth=int(row.number("depth") or 0),
+        depth=_depth(row, "depth"),
         kernel=kernel,
         measured=measured,
     )
@@ -356,6 +388,8 @@ def speculation_case(row: Row, *, blind: bool = False) -> SpeculationCase | Skip
     k = int(row.positive("draft_max") or 0)
     if k < 1:
         return Skipped(row.id, "no draft length")
+    if k > LONGEST_DRAFT:
+        return Skipped(row.id, f"a draft length above {LONGEST_DRAFT}")
     rate, length = row.number("acceptance"), row.positive("mean_accepted_length")
     if rate is not None and not 0 <= rate <= 1:
         rate = None
@@ -387,8 +421,8 @@ def speculation_case(row: Row, *, blind: bool = False) -> SpeculationCase | Skip
         p_min=min(max(row.number("p_min") or 0.0, 0.0), 1.0),
         acceptance=rate,
         mean_length=length if length is not None and 1 <= length <= k + 2 else None,
-        depth=int(row.number("context_used") or 0),
-        parallel=int(slots) if slots else 1,
+        depth=_depth(row, "context_used"),
+        parallel=min(int(slots), 256) if slots and slots >= 1 else 1,
         task=row.text("task"),
         temperature=row.number("temperature"),
         measured=measured,
