@@ -185,6 +185,7 @@ class Rounds:
         if self.draft_plan is not None:
             self.draft_layers = self.draft_plan.layers
             self.draft_costs = self.draft_plan.costs
+        self._routed_draft = method == "draft-simple" and draft is not None and draft.is_moe
         self._catch_up = method in ("draft-simple", "draft-eagle3") or (
             method == "draft-mtp" and (draft is None or draft.architecture != "gemma4-assistant")
         )
@@ -308,6 +309,8 @@ class Rounds:
                 variance += k["scatter.checkpoint"] ** 2
             if self._routed:
                 variance += k["scatter.experts"] ** 2
+            if self._routed_draft:
+                variance += k["scatter.unseen_draft"] ** 2  # no published run has a draft model with experts
         if gated:
             variance += k["scatter.gate"] ** 2
         if self.slots > 1:
