@@ -9,6 +9,7 @@ accepted and, on some targets, rolls a recurrent state back. Which of these happ
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from math import sqrt
 from typing import Any, NamedTuple
 
@@ -90,6 +91,7 @@ def gated_rate(a: float, k: int, p_min: float) -> float:
     return _geometric(accepted, k) / drafted if drafted > 0 else 0.0
 
 
+@lru_cache(maxsize=4096)
 def positions_behind_gate(rate: float, k: int, p_min: float) -> tuple[float, ...]:
     """Constant conditional acceptance that shows as ``rate`` = accepted / drafted with draft length ``k`` and gate.
 

@@ -147,7 +147,7 @@ def validate(
     """Run the predictor over a table of measurements.
 
     Args:
-        path: CSV with the columns of ``data/README.md``; which table it is follows from its columns.
+        path: CSV with the columns of ``data/measurements.md``; which table it is follows from its columns.
         all_rows: also the lines that are marked low in trust or unfit for fitting.
         acceptance: for speculation tables, whether the acceptance of the line may be used (tests the physics) or has
             to be estimated (tests everything).

@@ -1,4 +1,4 @@
-"""Reading measurement tables written by other people: CSV with the columns of ``data/README.md``, none guaranteed."""
+"""Measurement tables of other people: CSV with the columns of ``data/measurements.md``, none of them guaranteed."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def read_table(path: Path) -> Table:
         raise InputError(
             f"The columns of {shown} are those of no known table.",
             "A decode table has tg128_tps, a batch table n_tokens and relative_time, a speculation table speedup "
-            "and draft_max (data/README.md).",
+            "and draft_max (data/measurements.md).",
         )
     return Table(kind, rows)
 
