@@ -79,6 +79,10 @@ def assemble(facts: Facts, streaming: Streaming | None = None) -> Hardware:
     )
 
 
+SLICE = 16
+"""Up to so many cores, a virtual machine on a server has its cores and its memory on one node (assumed)."""
+
+
 def _board(facts: Facts) -> Device | None:
     """The profile of a board that its firmware names ("Raspberry Pi 5 Model B Rev 1.0")."""
     name = re.sub(r"(?i)\s+(model|rev|developer|engineering|reference)\b.*", "", facts.board)
@@ -103,7 +107,9 @@ def _cpu(facts: Facts, streaming: Streaming | None, said: list[str]) -> Device:
     if known and known.is_cpu:
         return known.model_copy(update={**update, "bandwidth": bandwidth, "memory_options": ()})
     name = clean(re.sub(r"\s+", " ", facts.cpu.name.replace("(R)", "").replace("(TM)", "")).strip(), 80)
-    server = facts.cpu.sockets > 1 or bool(re.search(r"epyc|xeon|threadripper|neoverse|graviton", name.lower()))
+    big = bool(re.search(r"epyc|xeon|threadripper|neoverse|graviton", name.lower()))
+    # What makes published server rows slow is memory of other nodes; a slice of a server has one node.
+    server = facts.cpu.sockets > 1 or (big and cores > SLICE)
     return Device.model_validate(
         {
             "slug": "this-cpu",
