@@ -303,8 +303,8 @@ def section(rows: list[Row], calibration: Calibration, share: float | None) -> s
         + (f" (other programs used {share:.0%} of the processors meanwhile)." if share is not None else "."),
         "",
         f"{len(errors)} round costs: median error {middle:.1%} (goal {TARGET_MEDIAN:.0%}), 90th percentile "
-        f"{high:.1%} (goal {TARGET_P90:.0%}). The recommended draft length reaches {min(best):.1%} or more of the speed "
-        f"of the best one (goal {TARGET_BEST:.0%}; median {median(best):.1%}).",
+        f"{high:.1%} (goal {TARGET_P90:.0%}). The recommended draft length reaches {min(best):.1%} or more of the "
+        f"best one's speed (goal {TARGET_BEST:.0%}; median {median(best):.1%}).",
         "",
         "| case | " + " | ".join(f"R({k})" for k in LENGTHS) + " | median error | k advised / best | of best speed |",
         "|---|" + "---|" * (len(LENGTHS) + 3),
