@@ -266,9 +266,6 @@ BACKEND_PRIORS: dict[str, tuple[float, float]] = {
 FAMILY_SD = {"stream": 0.15, "layer": 0.4, "compute": 0.10}
 """How far an architecture family may stray from its backend (log); CPUs differ more in compute."""
 CPU_FAMILY_SD = 0.4
-DRIVER_SD = 0.4
-"""How far one vendor's driver may stray in the overhead of a draft pass (log). Only Vulkan has several drivers, and
-only NVIDIA cards tell of draft models there: one driver speaks only in part for another's."""
 
 
 @dataclass
@@ -347,9 +344,6 @@ class Problem:
                     continue
                 wide = CPU_FAMILY_SD if part == "compute" and m.backend == "cpu" else sd
                 self._add(f"{part}.{m.backend}.{m.family}", "factor", 1.0, wide)
-            if m.backend == "vulkan":
-                for part in ("draft_layer", "draft_token"):
-                    self._add(f"{part}.vulkan.{m.device.vendor}", "factor", 1.0, DRIVER_SD)
             if m.old and m.backend in ("vulkan", "rocm"):
                 self._add(f"legacy.{m.backend}", "factor", 1.5, 0.7)
         self._add("bench_jump.cuda", "decode steps of the experts", 0.4, 0.7)
@@ -387,7 +381,6 @@ class Problem:
             self.tables[kind] = t
             if kind in ("layer", "draft_layer", "draft_token"):
                 t["own"] = self._at(f"{kind}.{b}" for b in backend)
-                t["driver"] = self._at(f"{kind}.{m.backend}.{m.device.vendor}" for m in ms)
                 continue
             if kind == "memory":
                 continue
@@ -435,7 +428,7 @@ class Problem:
             if kind == "memory":
                 out[t["at"]] = memory
             elif kind in ("layer", "draft_layer", "draft_token"):
-                out[t["at"]] = np.exp(z[t["own"]] + z[t["driver"]] + z[t["layer_family"]]) * 1e-6
+                out[t["at"]] = np.exp(z[t["own"]] + z[t["layer_family"]]) * 1e-6
             else:
                 out[t["at"]] = memory / value[t["quant"]] * self._ratio(kind, t, z, value, one, p)
         return out
@@ -619,8 +612,10 @@ UNKNOWN_SCATTER: dict[str, float] = {
     "scatter.gate": 0.06,
     "scatter.slots": 0.25,
     "scatter.tiers": 0.12,
-    "scatter.mat_mat": 0.20,
+    "scatter.mat_mat": 0.25,
     "scatter.verify_experts": 0.12,
+    "scatter.old_build": 0.35,
+    "scatter.batched_state": 0.40,
     "scatter.step_family": 0.15,
     "scatter.step_backend": 0.30,
 }

@@ -199,8 +199,8 @@ class FittedCosts:
         self._skew = k["skew"]
         self._legacy = k.factor(f"legacy.{b}") if build is not None and build < OLD_EXPERT_BUILDS else 1.0
         slow = k.factor(f"layer.{b}.{a}") * 1e-6
-        self._draft_layer = k[f"draft_layer.{b}"] * k.factor(f"draft_layer.{b}.{device.vendor}") * slow
-        self._draft_token = k[f"draft_token.{b}"] * k.factor(f"draft_token.{b}.{device.vendor}") * slow
+        self._draft_layer = k[f"draft_layer.{b}"] * slow
+        self._draft_token = k[f"draft_token.{b}"] * slow
         self._checkpoint_rate = k["checkpoint"] * 1e9
         self._quants: dict[str, _Quant] = {}
         self._ratios: dict[tuple[str, int], float] = {}
@@ -248,10 +248,7 @@ class FittedCosts:
             variance += k["scatter.unseen_backend"] ** 2
         if method not in ("draft-mtp", "draft-simple", "verify"):
             variance += k["scatter.rare_method"] ** 2
-        driver = k.values.get(f"draft_layer.{self.backend}.{self.device.vendor}")
-        if method == "draft-simple" and (
-            k.values[f"draft_layer.{self.backend}"].prior or (driver is not None and driver.prior)
-        ):
+        if method == "draft-simple" and k.values[f"draft_layer.{self.backend}"].prior:
             variance += k["scatter.unseen_draft"] ** 2
         return sqrt(variance)
 
@@ -262,7 +259,7 @@ class FittedCosts:
         variance = k["scatter.step"] ** 2
         if family is None or family.prior:
             variance += k["scatter.step_family"] ** 2
-        if self.backend in ("cpu", "sycl", "opencl"):
+        if self.backend in ("cpu", "sycl", "opencl") or self.device.vendor in ("Intel", "Qualcomm"):
             variance += k["scatter.step_backend"] ** 2
         return sqrt(variance)
 

@@ -380,7 +380,7 @@ def speculation_case(row: Row, *, blind: bool = False) -> SpeculationCase | Skip
     if measured is None:
         return Skipped(row.id, "no speedup")
     engine = row.text("engine").lower()
-    if engine and not re.search(r"llama\.?cpp|lm ?studio|ollama|kobold", engine):
+    if engine and not re.search(r"llama\.?cpp|lm[ -]?studio|ollama|kobold", engine):
         return Skipped(row.id, "another engine than llama.cpp")
     method = row.text("method")
     if method not in METHODS:

@@ -280,6 +280,10 @@ def _batch(case: BatchCase, source: Any) -> tuple[float, float, float]:
         sd = hypot(sd, constants["scatter.mat_mat"])
     if case.model.is_moe:
         sd = hypot(sd, constants["scatter.verify_experts"])
+        if case.setup.build is not None and case.setup.build < OLD_EXPERT_BUILDS:
+            sd = hypot(sd, constants["scatter.old_build"])
+    if case.model.is_recurrent and case.sequences > 1:
+        sd = hypot(sd, constants["scatter.batched_state"])
     return _spread(many / sum(one), sd)
 
 
