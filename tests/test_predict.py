@@ -15,7 +15,9 @@ from advisor.errors import InputError
 from advisor.hardware.machine import Setup
 from advisor.hardware.resolve import resolve
 from advisor.models.catalogue import describe_catalogue
-from advisor.speculation.predict import distinct_experts, infer_method, predict
+from advisor.performance.select import fitted_costs
+from advisor.speculation.acceptance import given as given_acceptance
+from advisor.speculation.predict import distinct_experts, gains_by_slots, infer_method, predict
 from advisor.speculation.prediction import Prediction
 
 DENSE = ("qwen3.5-27b:Q8_0", "qwen3.5-2b:Q8_0", 0.643, 1.58)
@@ -119,6 +121,18 @@ def test_slots_make_the_gain_fade(strix_halo: Setup) -> None:
     one = pair("qwen3-32b:Q4_K_M", "qwen3-0.6b:Q4_K_M", strix_halo, draft_max=3, acceptance=0.7)
     many = pair("qwen3-32b:Q4_K_M", "qwen3-0.6b:Q4_K_M", resolve("395", parallel=4), draft_max=3, acceptance=0.7)
     assert many.speedup.median < one.speedup.median
+    assert any("Requests at once share a pass" in r for r in many.reasons)
+    assert not any("Requests at once" in r for r in one.reasons)
+
+
+def test_the_gain_by_slots_is_what_a_prediction_with_so_many_slots_says(strix_halo: Setup) -> None:
+    target, draft = describe_catalogue("qwen3-32b:Q4_K_M"), describe_catalogue("qwen3-0.6b:Q4_K_M")
+    gains = gains_by_slots(target, draft, "draft-simple", strix_halo, 3, given_acceptance(0.7, 3), costs=fitted_costs)
+    assert list(gains) == [1, 2, 4, 8, 16]
+    for slots in (1, 4):
+        setup = resolve("395", parallel=slots)
+        p = predict(target, draft, setup=setup, draft_max=3, acceptance=0.7, calibrated=False)
+        assert p.speedup.median == pytest.approx(gains[slots])
 
 
 @pytest.mark.parametrize(

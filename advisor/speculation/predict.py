@@ -187,6 +187,12 @@ def predict(
     speculative = base_tps * ratio.median
     memory = _memory(target, draft, method, setup, context, chosen.k)
     verdict = _verdict(chosen, tokenizer, memory, force)
+    reasons = explain(
+        target, draft, method, chosen, rounds.cost_of(chosen.expected), estimate, best, tokenizer, memory, verdict
+    )
+    if setup.parallel > 1:
+        gains = gains_by_slots(target, draft, method, setup, chosen.k, ungated, depth=depth, p_min=p_min, costs=costs)
+        reasons = (*reasons, *_fading(gains))
     return Prediction(
         target=summarise(target),
         draft=summarise(draft) if draft is not None else None,
@@ -221,9 +227,7 @@ def predict(
         memory=memory,
         tokenizer=tokenizer,
         verdict=verdict,
-        reasons=explain(
-            target, draft, method, chosen, rounds.cost_of(chosen.expected), estimate, best, tokenizer, memory, verdict
-        ),
+        reasons=reasons,
         figures=_figures(target, setup, charges),
         assumptions=_assumptions(target, draft, setup),
     )
@@ -305,6 +309,35 @@ def point_of(rounds: Rounds, k: int, estimate: AcceptanceEstimate, p_min: float)
 
 def _log_gain(rounds: Rounds, e: Expected) -> float:
     return math.log(e.tokens * rounds.base / e.seconds)
+
+
+COLUMNS = 64
+"""Longest pass that published curves reach [tokens]; what more slots would do is not said."""
+
+
+def gains_by_slots(
+    target: ModelDescription,
+    draft: ModelDescription | None,
+    method: Method,
+    setup: Setup,
+    k: int,
+    estimate: AcceptanceEstimate,
+    *,
+    depth: int = 0,
+    p_min: float = 0.0,
+    costs: CostSource | None = None,
+) -> dict[int, float]:
+    """Speedup of drafting ``k`` tokens by requests decoded at once (1, 2, 4 ... while a pass has at most 64 tokens).
+
+    All slots share one pass: its columns are paid once per slot, so what was free for one request is not for many.
+    """
+    gates = [gate(a, p_min) for a in acceptances.positions(estimate, k)]
+    found = {}
+    for slots in (1, 2, 4, 8, 16, 32):
+        if slots * (k + 1) <= COLUMNS:
+            rounds = rounds_of(target, draft, method, setup, depth=depth, parallel=slots, costs=costs)
+            found[slots] = math.exp(_log_gain(rounds, rounds.expected(k, gates, estimate.draft_share)))
+    return found
 
 
 def break_even(rounds: Rounds, k: int, p_min: float = 0.0) -> float | None:
@@ -431,6 +464,16 @@ def explain(
     if estimate.kind == "assumed" and verdict == "too close to call":
         lines.append("Acceptance is a guess here: only `advisor confirm` can tell.")
     return tuple(lines)
+
+
+def _fading(gains: dict[int, float]) -> tuple[str, ...]:
+    """How the gain fades with requests decoded at the same time, and from how many on it is gone."""
+    if not gains:
+        return ()
+    told = ", ".join(f"{gain:.2f}x with {slots}" for slots, gain in gains.items())
+    lost = next((slots for slots, gain in gains.items() if gain <= 1.0), None)
+    end = f"gone from {lost} on" if lost is not None else f"not yet gone with {max(gains)}"
+    return (f"Requests at once share a pass, so the gain changes: {told}; {end}.",)
 
 
 def _figures(target: ModelDescription, setup: Setup, costs: CostModel) -> dict[str, Figure]:
