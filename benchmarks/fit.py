@@ -618,6 +618,7 @@ UNKNOWN_SCATTER: dict[str, float] = {
     "scatter.batched_state": 0.40,
     "scatter.step_family": 0.15,
     "scatter.step_backend": 0.30,
+    "scatter.few_cores": 0.35,
 }
 
 

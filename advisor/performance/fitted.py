@@ -140,6 +140,10 @@ def matrix_ratio(device: Device) -> float:
     return device.bandwidth.value / (5.0 * shader) / 10.0
 
 
+FEW_CORES = 4
+"""CPUs with so few cores compute rather than stream, by type of weight; no published row tells how (assumed)."""
+
+
 class _Quant:
     """Constants of one quantisation on one device, ready for arithmetic."""
 
@@ -248,6 +252,8 @@ class FittedCosts:
             variance += k["scatter.unseen_backend"] ** 2
         if method not in ("draft-mtp", "draft-simple", "verify"):
             variance += k["scatter.rare_method"] ** 2
+        if self.backend == "cpu" and self.device.cores is not None and self.device.cores <= FEW_CORES:
+            variance += k["scatter.few_cores"] ** 2
         if method == "draft-simple" and k.values[f"draft_layer.{self.backend}"].prior:
             variance += k["scatter.unseen_draft"] ** 2
         return sqrt(variance)
