@@ -29,6 +29,19 @@ def complete_hardware(incomplete: str) -> list[str]:
     return [slug for slug in devices() if slug.startswith(incomplete.lower())]
 
 
+def _known(what: str, name: str, names: tuple[str, ...]) -> str:
+    """``name`` if it is one of ``names``.
+
+    Raises:
+        InputError: it is not.
+    """
+    if name not in names:
+        from advisor.errors import InputError
+
+        raise InputError(f"There is no {what} {name!r}.", f"Use one of {', '.join(names)}.")
+    return name
+
+
 def method_of(name: str | None) -> Method | None:
     """A method name checked against llama.cpp's list.
 
@@ -37,13 +50,9 @@ def method_of(name: str | None) -> Method | None:
     """
     if name is None:
         return None
-    from advisor.errors import InputError
     from advisor.speculation import prediction
 
-    known = get_args(prediction.Method)
-    if name not in known:
-        raise InputError(f"There is no method {name!r}.", f"Use one of {', '.join(known)}.")
-    return cast("Method", name)
+    return cast("Method", _known("method", name, get_args(prediction.Method)))
 
 
 def task_of(name: str | None) -> Task | None:
@@ -54,13 +63,9 @@ def task_of(name: str | None) -> Task | None:
     """
     if name is None:
         return None
-    from advisor.errors import InputError
     from advisor.speculation import prediction
 
-    known = get_args(prediction.Task)
-    if name not in known:
-        raise InputError(f"There is no task {name!r}.", f"Use one of {', '.join(known)}.")
-    return cast("Task", name)
+    return cast("Task", _known("task", name, get_args(prediction.Task)))
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON (schemas: docs/schemas).")]
