@@ -182,8 +182,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         try:
             for start in range(0, len(data), 1 << 16):
-                self.wfile.write(data[start : start + (1 << 16)])
-                self.request_record.sent += len(data[start : start + (1 << 16)])
+                part = data[start : start + (1 << 16)]
+                self.request_record.sent += len(part)  # before the write: the client may look at once
+                self.wfile.write(part)
         except OSError:
             self.close_connection = True  # the client has read enough
 
