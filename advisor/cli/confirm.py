@@ -101,7 +101,9 @@ def confirm(
       advisor confirm target.gguf draft.gguf
       advisor confirm target.gguf draft.gguf --draft-max 1-8 --task code
       advisor confirm target.gguf --method ngram-simple --task code-edit
-      advisor confirm --url http://localhost:1234 qwen2.5-7b qwen2.5-0.5b
+      advisor confirm --url http://localhost:1234 qwen2.5-7b qwen2.5-0.5b -k 1-8
+
+    LM Studio takes a draft length per request through its SDK only: pip install 'draft-advisor[lmstudio]'.
     """
     from advisor.errors import InputError
     from advisor.llamacpp.confirm import confirm as run
@@ -195,12 +197,9 @@ def _running(
     quiet: bool,
 ) -> Confirmation:
     """A server that somebody else started."""
-    from advisor.errors import AdvisorError, InputError
+    from advisor.errors import AdvisorError
     from advisor.llamacpp.remote import confirm_server, describe_server
 
-    chosen = lengths(draft_max) or (3,)
-    if len(chosen) > 1:
-        raise InputError("A running server has one draft length; it cannot be swept.", "Give one --draft-max.")
     predictor = None
     served = describe_server(url, api_key)
     if served is not None and Path(served).is_file():
@@ -214,7 +213,7 @@ def _running(
             target=target,
             draft=draft,
             method=method or "draft-simple",
-            draft_max=chosen[0],
+            draft_max=lengths(draft_max) or 3,
             baseline_url=baseline_url,
             api_key=api_key,
             prompts=prompts,
@@ -393,12 +392,12 @@ def screen(result: Confirmation) -> Group:
             same,
         )
     parts += [prompts, Text()]
-    parts.append(
-        Text(
-            f"First token after {m.baseline_ttft_ms:.0f} ms plain, {m.speculative_ttft_ms:.0f} ms drafting; memory "
-            f"{m.baseline_memory / 1e6:.0f} and {m.speculative_memory / 1e6:.0f} MB."
-        )
+    # A server that somebody else started does not tell its memory.
+    memory = (
+        f"; memory {m.baseline_memory / 1e6:.0f} and {m.speculative_memory / 1e6:.0f} MB" if m.baseline_memory else ""
     )
+    first = f"First token after {m.baseline_ttft_ms:.0f} ms plain, {m.speculative_ttft_ms:.0f} ms drafting"
+    parts.append(Text(f"{first}{memory}."))
     if len(result.measurements) > 1:
         best = result.best_draft_max
         parts.append(

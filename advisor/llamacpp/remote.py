@@ -5,8 +5,8 @@ What it was started with cannot be changed from outside, so less can be measured
 * **llama-server**: drafting cannot be switched per request. Plain steps are measured on the same server with requests
   of two tokens, for which llama.cpp drafts nothing (the budget leaves no room); with a draft model they hold its
   one-token catch-up, so the speedup comes out slightly too high. A second, plain server (``baseline_url``) avoids that.
-* **LM Studio**: drafting is chosen per request (``draft_model``), so both arms run in turn. Its REST API tells speed,
-  time to first token and draft counts, but no tokens; the draft length is a setting of the application.
+* **LM Studio**: drafting is chosen per request, so both arms run in turn on one loaded model, and with its SDK every
+  request has its own draft length (:mod:`advisor.llamacpp.lmstudio`).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from statistics import median
-from typing import Any
 
 from advisor.errors import CancelledError, EngineError, InputError, NotDraftedError
 from advisor.llamacpp.client import Client, Completion, SpeculationCounters
 from advisor.llamacpp.confirm import Confirmation, Predictor, Report, Run, difference
 from advisor.llamacpp.find import Capabilities, Engine
+from advisor.llamacpp.lmstudio import LmStudio, list_models, open_lm_studio
 from advisor.llamacpp.prompts import Prompt
 from advisor.llamacpp.server import Cancel
 from advisor.speculation.prediction import Method, Prediction
@@ -37,7 +37,7 @@ def confirm_server(
     target: str | None = None,
     draft: str | None = None,
     method: Method = "draft-simple",
-    draft_max: int = 3,
+    draft_max: int | Sequence[int] = 3,
     baseline_url: str | None = None,
     api_key: str | None = None,
     prompts: Sequence[Prompt],
@@ -56,7 +56,8 @@ def confirm_server(
         target: LM Studio: key of the model (None = the loaded one). llama-server: ignored, it has one model.
         draft: LM Studio: key of the draft model. llama-server: name for the record.
         method: what the server drafts with, for the record.
-        draft_max: draft length it was started with, for the record and the prediction.
+        draft_max: LM Studio with its SDK: draft length(s) to measure; several = a sweep. Else: the one the server was
+            started with, for the record and the prediction.
         baseline_url: a second llama-server with the same model and no drafting.
         api_key: bearer token.
         prompts: what to ask.
@@ -69,21 +70,30 @@ def confirm_server(
         cancel: asked before every request.
 
     Raises:
+        InputError: a model, method or draft length it does not have.
         EngineError: nobody answers there, or it is neither llama-server nor LM Studio.
         NotDraftedError: it drafted nothing.
     """
+    lengths = (draft_max,) if isinstance(draft_max, int) else tuple(dict.fromkeys(draft_max))
+    if not lengths or any(not 1 <= k <= 256 for k in lengths):
+        raise InputError("Draft lengths must lie between 1 and 256.")
     with ExitStack() as stack:
         client = stack.enter_context(Client(url, api_key))
-        remote: _Llama | _LmStudio
-        if _is_lm_studio(client):
-            remote = _LmStudio(client, target, draft)
+        remote: _Llama | LmStudio
+        models = list_models(client, api_key)
+        if models is not None:
+            if method != "draft-simple":
+                raise InputError(f"LM Studio drafts with a draft model only, not by {method}.", "Leave --method out.")
+            if baseline_url is not None:
+                raise InputError("LM Studio measures both arms itself.", "Leave --baseline-url out.")
+            remote = stack.enter_context(open_lm_studio(client, models, target, draft, api_key))
         else:
             plain = stack.enter_context(Client(baseline_url, api_key)) if baseline_url else None
             remote = _Llama(client, plain, draft)
-        run = _RemoteRun(
-            remote, method, draft_max, tuple(prompts), max_tokens, repetitions, precision, progress, cancel
-        )
-        run.measure((draft_max,))
+        if len(lengths) > 1 and remote.fixed is not None:
+            raise InputError(f"{remote.fixed}, so draft lengths cannot be swept.", "Give one --draft-max.")
+        run = _RemoteRun(remote, method, tuple(prompts), max_tokens, repetitions, precision, progress, cancel)
+        run.measure(lengths)
         return run.confirmation(predictor, prediction)
 
 
@@ -94,7 +104,7 @@ def describe_server(url: str, api_key: str | None = None) -> str | None:
         EngineError: nobody answers.
     """
     with Client(url, api_key) as client:
-        if _is_lm_studio(client):
+        if list_models(client, api_key) is not None:
             return None
         try:
             path = client.props().get("model_path")
@@ -103,18 +113,11 @@ def describe_server(url: str, api_key: str | None = None) -> str | None:
     return path if isinstance(path, str) else None
 
 
-def _is_lm_studio(client: Client) -> bool:
-    try:
-        status, data = client.raw("GET", "/api/v0/models", timeout=10)
-    except ConnectionError as error:
-        raise EngineError(f"{error}.", "Start the server, or correct --url.") from None
-    if status in (401, 403):
-        raise EngineError(f"{client.url} wants an API token.", "Give it in LM_API_TOKEN or with --api-key.")
-    return status == 200 and b'"data"' in data
-
-
 class _Llama:
     """A running llama-server."""
+
+    fixed = "A running llama-server has one draft length"
+    """Why the draft length cannot be chosen per request."""
 
     def __init__(self, client: Client, plain: Client | None, draft: str | None) -> None:
         self.client, self.plain = client, plain
@@ -143,7 +146,7 @@ class _Llama:
             )
         )
 
-    def speculative(self, prompt: Prompt, tokens: int) -> tuple[Completion, SpeculationCounters | None]:
+    def speculative(self, prompt: Prompt, tokens: int, k: int) -> tuple[Completion, SpeculationCounters | None]:
         before = self.client.counters()
         answer = self.client.complete(self._text(self.client, prompt), tokens)
         after = self.client.counters()
@@ -173,109 +176,13 @@ class _Llama:
         return prompt.prompt if prompt.raw else client.apply_template(prompt.prompt) or prompt.prompt
 
 
-class _LmStudio:
-    """LM Studio's server, by its own REST API."""
-
-    comparable = True
-
-    def __init__(self, client: Client, target: str | None, draft: str | None) -> None:
-        self.client = client
-        listed = client.json("GET", "/api/v0/models", timeout=10)
-        models = [m for m in listed.get("data", []) if isinstance(m, dict)] if isinstance(listed, dict) else []
-        keys = [str(m.get("id")) for m in models]
-        loaded = [str(m.get("id")) for m in models if m.get("state") == "loaded" and m.get("type") != "embeddings"]
-        if target is None:
-            if len(loaded) != 1:
-                raise InputError(
-                    f"LM Studio has {len(loaded)} models loaded.", "Name the target: its key as `lms ls` shows it."
-                )
-            target = loaded[0]
-        for key in (target, draft):
-            if key is not None and key not in keys:
-                raise InputError(
-                    f"LM Studio has no model {clean(key)}.", f"It has: {clean(', '.join(keys), 400) or 'none'}."
-                )
-        self.target, self.draft = target, draft
-        self.label = f"LM Studio at {client.url}"
-        self.build = "unknown"
-        self.notes = (
-            "LM Studio does not tell token ids, memory or the draft length: texts were compared by letters, and the "
-            "draft length is the one set in the application (Max draft tokens).",
-        )
-
-    def speculative(self, prompt: Prompt, tokens: int) -> tuple[Completion, SpeculationCounters | None]:
-        return self._ask(prompt, tokens, self.draft), None
-
-    def baseline(self, prompt: Prompt, tokens: int, like: Completion | None) -> Completion:
-        answer = self._ask(prompt, tokens, None)
-        if answer.drafted:
-            raise EngineError(
-                "LM Studio drafts although no draft model was asked for.",
-                "Switch speculative decoding (or MTP) off in the model's settings.",
-            )
-        return answer
-
-    def _ask(self, prompt: Prompt, tokens: int, draft: str | None) -> Completion:
-        body: dict[str, Any] = {
-            "model": self.target,
-            "messages": [{"role": "user", "content": prompt.prompt}],
-            "max_tokens": tokens,
-            "temperature": 0,
-            "seed": 1,
-            "stream": False,
-        }
-        if draft is not None:
-            body["draft_model"] = draft
-        answer = self.client.json("POST", "/api/v0/chat/completions", body)
-        self._remember(answer)
-        return parse_lm_studio(answer, self.client.url)
-
-    def _remember(self, answer: Any) -> None:
-        runtime = answer.get("runtime") if isinstance(answer, dict) else None
-        if isinstance(runtime, dict):
-            self.build = clean(f"{runtime.get('name', '')} {runtime.get('version', '')}".strip(), 60) or "unknown"
-
-
-def parse_lm_studio(answer: Any, url: str) -> Completion:
-    """A ``/api/v0/chat/completions`` answer: ``stats`` hold the speed, ``usage`` or ``stats`` the draft counts.
-
-    Raises:
-        EngineError: no statistics.
-    """
-    try:
-        stats, usage = answer["stats"], answer["usage"]
-        rate, count = float(stats["tokens_per_second"]), int(usage["completion_tokens"])
-        message = answer["choices"][0]["message"]
-    except (KeyError, TypeError, ValueError, IndexError):
-        raise EngineError(f"{url} answered without statistics.", "Update LM Studio to 0.3.9 or newer.") from None
-
-    def draft_count(name: str) -> int | None:
-        value = usage.get(name, stats.get(name))
-        return int(value) if isinstance(value, int | float) else None
-
-    text = f"{message.get('reasoning_content') or ''}{message.get('content') or ''}"
-    return Completion(
-        text=text,
-        tokens=None,
-        prompt_tokens=int(usage.get("prompt_tokens", 0)),
-        cached_tokens=0,
-        prompt_ms=1000 * float(stats.get("time_to_first_token", 0.0)),
-        predicted=count,
-        # tokens_per_second leaves the first token out, as llama.cpp does.
-        predicted_ms=(count - 1) / rate * 1000 if rate > 0 else 0.0,
-        drafted=draft_count("total_draft_tokens_count"),
-        accepted=draft_count("accepted_draft_tokens_count"),
-    )
-
-
 class _RemoteRun(Run):
     """A confirmation on servers that are not ours."""
 
     def __init__(
         self,
-        remote: _Llama | _LmStudio,
+        remote: _Llama | LmStudio,
         method: Method,
-        draft_max: int,
         prompts: tuple[Prompt, ...],
         max_tokens: int,
         repetitions: tuple[int, int],
@@ -283,7 +190,7 @@ class _RemoteRun(Run):
         progress: Report | None,
         cancel: Cancel | None,
     ) -> None:
-        kind = "lmstudio" if isinstance(remote, _LmStudio) else "url"
+        kind = "lmstudio" if isinstance(remote, LmStudio) else "url"
         super().__init__(
             engine=Engine(
                 kind=kind, command=(), version=remote.label, build=remote.build, capabilities=_NONE, origin="running"
@@ -303,7 +210,7 @@ class _RemoteRun(Run):
             progress=progress,
             cancel=cancel,
         )
-        self.remote, self.draft_max = remote, draft_max
+        self.remote = remote
         self.names = (remote.target, remote.draft)
         self.simultaneous = True
         self.comparable = remote.comparable
@@ -311,36 +218,44 @@ class _RemoteRun(Run):
 
     def measure(self, lengths: Sequence[int]) -> None:
         """Ask both arms in turn; an interruption keeps what is there."""
-        (k,) = lengths
-        self.total = self.total_of_one()
-        self.samples = {k: []}
+        self.total = len(lengths) * self.total_of_one()
+        self.samples = {k: [] for k in lengths}
         try:
             # Caches and clocks: never counted.
-            self.remote.speculative(Prompt(id="warm-up", prompt="Count from one to ten."), 16)
-            for repetition in range(self.most):
-                for prompt in self.prompts:
-                    self._one(k, prompt)
-                if repetition == 0 and not any(s.speculative.drafted for s in self.samples[k]):
-                    raise NotDraftedError(
-                        f"{self.remote.label} drafted nothing.",
-                        "Check that the draft is compatible and that speculative decoding is switched on.",
-                    )
-                if repetition + 1 >= self.least and self.narrow(k):
-                    break
+            self.remote.speculative(Prompt(id="warm-up", prompt="Count from one to ten."), 16, lengths[0])
+            for k in lengths:
+                self._one_draft_length(k)
         except (CancelledError, KeyboardInterrupt):
             self.complete = False
-            if not self.samples[k]:
+            if not any(self.samples.values()):
                 raise
         except ConnectionError as error:
             raise EngineError(f"{error}.", "The server went away; look at its own log.") from None
         self.engine = self.engine.model_copy(update={"build": self.remote.build})
 
-    def _one(self, k: int, prompt: Prompt) -> None:
+    def _one_draft_length(self, k: int) -> None:
+        skipped = self.total_of_one()
+        for repetition in range(self.most):
+            for i, prompt in enumerate(self.prompts):
+                self._one(k, prompt, plain_first=(i + repetition) % 2 == 0)
+            skipped -= 2 * len(self.prompts)
+            if repetition == 0 and not any(s.speculative.drafted for s in self.samples[k]):
+                raise NotDraftedError(
+                    f"{self.remote.label} drafted nothing.",
+                    "Check that the draft is compatible and that speculative decoding is switched on.",
+                )
+            if repetition + 1 >= self.least and self.narrow(k):
+                break
+        self.total -= skipped
+
+    def _one(self, k: int, prompt: Prompt, plain_first: bool) -> None:
         if self.cancel is not None and self.cancel():
             raise CancelledError("Stopped before anything was measured.")
         self.work_began = self.work_began or time.monotonic()
-        spec, counters = self.remote.speculative(prompt, self.max_tokens)
-        base = self.remote.baseline(prompt, self.max_tokens, spec)
+        # Only arms that write the same text can change places; the other needs to know what was written.
+        early = self.remote.baseline(prompt, self.max_tokens, None) if plain_first and self.comparable else None
+        spec, counters = self.remote.speculative(prompt, self.max_tokens, k)
+        base = early or self.remote.baseline(prompt, self.max_tokens, spec)
         self.done += 2
         self.say(f"{prompt.id}: {spec.tokens_per_second or 0:.1f} tok/s with drafting")
         self.keep(k, prompt, base, spec, max(1, spec.predicted - 1 - (spec.accepted or 0)), counters)
