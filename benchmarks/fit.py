@@ -25,7 +25,7 @@ from scipy import sparse
 
 from advisor.hardware.machine import Backend, Device
 from advisor.performance import fitted
-from advisor.performance.constants import Constant, Constants, family_of
+from advisor.performance.constants import Constant, Constants, family_of, load_constants
 from advisor.performance.passes import plan_of
 from advisor.speculation import rounds as rounds_module
 from advisor.validation import cases as case_module
@@ -97,11 +97,12 @@ class Recorder:
         return Linear({("checkpoint",): nbytes})
 
     def drafted_token(self, method: str, vocabulary: int, layers: float = 1.0) -> Linear:
-        simple = method == "draft-simple"
-        return Linear({("draft_layer" if simple else "draft_token", self.index): layers if simple else 1.0})
+        if method == "draft-simple":
+            return Linear({("draft_layer", self.index): layers, ("sampling",): float(vocabulary)})
+        return Linear({("draft_token", self.index): 1.0})
 
-    def verified_token(self, vocabulary: int) -> float:
-        return 0.0
+    def verified_token(self, vocabulary: int) -> Linear:
+        return Linear({("sampling",): float(vocabulary)})
 
     def round_overhead(self, method: str) -> float:
         return 0.0
@@ -253,14 +254,19 @@ PRIORS: dict[str, tuple[str, float, float]] = {
     "draft_token.*": ("us per token of a drafter", 700.0, 0.6),
     "smooth": ("exponent above 1", 0.4, 0.5),
     "tile_rate": ("exponent", 0.7, 0.4),
+    "tile_quant": ("exponent", 0.5, 0.5),
     "skew": ("share of the experts", 0.6, 0.5),
     "checkpoint": ("GB/s", 8.0, 0.5),
+    "sampling": ("ns per vocabulary entry", 5.0, 0.4),
 }
 """Centres are orders of magnitude from hardware and engine, not from these tables."""
+ONCE = tuple(name for name in PRIORS if "*" not in name)
+"""Constants of which there is only one."""
 BACKEND_PRIORS: dict[str, tuple[float, float]] = {
     # Metal multiplies quantised weights with few threads per column; CPUs compute with tens of GFLOPS per GB/s.
+    # CUDA's mat-mat kernels start with tiles of 8 columns, those of Metal and Vulkan with 32.
     "compute.metal": (0.6, 0.4), "compute.cpu": (0.35, 0.4), "compute.opencl": (0.5, 0.5), "compute.sycl": (0.3, 0.5),
-    "tile.vulkan": (3.0, 0.6), "tile.cpu": (3.0, 0.6),
+    "tile.vulkan": (3.0, 0.6), "tile.metal": (3.0, 0.6), "tile.cpu": (3.0, 0.6),
     "draft_layer.cpu": (50.0, 0.6), "layer.cuda": (55.0, 0.7), "layer.vulkan": (65.0, 0.7),
 }  # fmt: skip
 FAMILY_SD = {"stream": 0.15, "layer": 0.4, "compute": 0.10}
@@ -366,7 +372,7 @@ class Problem:
             kinds.setdefault(key[0], []).append((key, i))
         self.tables: dict[str, dict[str, Any]] = {}
         for kind, entries in kinds.items():
-            if kind in ("const", "checkpoint"):
+            if kind in ("const", "checkpoint", "sampling"):
                 continue
             ms = [self.machines[k[1]] for k, _ in entries]
             backend = [m.backend for m in ms]
@@ -407,6 +413,7 @@ class Problem:
                 t["used"] = np.array([k[5] for k, _ in entries], dtype=float)
                 t["pairs"] = np.array([b == "metal" for b in backend])
                 t["expert"] = self._at(f"expert.{b}" for b in backend)
+                t["old"] = np.array([m.old for m in ms])
                 t["legacy"] = self._at(f"legacy.{m.backend}" if m.old else "" for m in ms)
                 t["jump"] = self._at(f"bench_jump.{b}" for b in backend)
 
@@ -416,12 +423,14 @@ class Problem:
         """Seconds of every distinct charge."""
         z = np.append(x, 0.0)
         value = np.exp(z)
-        one = {name: value[self.position[name]] for name in ("smooth", "tile_rate", "skew", "checkpoint")}
+        one = {name: value[self.position[name]] for name in ONCE}
         out = np.zeros(len(self.keys))
         if ("const",) in self.keys:
             out[self.keys[("const",)]] = 1.0
         if ("checkpoint",) in self.keys:
             out[self.keys[("checkpoint",)]] = 1e-9 / one["checkpoint"]
+        if ("sampling",) in self.keys:
+            out[self.keys[("sampling",)]] = 1e-9 * one["sampling"]
         p = 1.0 + one["smooth"]
         for kind, t in self.tables.items():
             memory = np.exp(-(z[t["stream"]] + z[t["stream_family"]] + t["log_bandwidth"]))
@@ -444,16 +453,22 @@ class Problem:
             + o.bits_exponent * t["log_thin"] - o.rate_exponent * t["log_rho"]
         )  # fmt: skip
         vec = ((1 + (n * c) ** p) / (1 + c**p)) ** (1 / p)
-        tile = np.exp(z[t["tile"]] + t["log_thin"] + one["tile_rate"] * t["log_matrix"])
-        mat = (1 + tile**p) ** (1 / p) * np.maximum(1.0, n / fitted.TILE) ** 0.5
+        tile = np.exp(
+            z[t["tile"]] + t["log_thin"] + one["tile_rate"] * t["log_matrix"]
+            + one["tile_quant"] * z[t["compute_quant"]]
+        )  # fmt: skip
+        flat = (1 + tile**p) ** (1 / p)
+        mat = flat * np.maximum(1.0, n / fitted.TILE) ** 0.5
         ratio = np.where(n <= 1, 1.0, np.where(t["vec"], vec, mat))
         if kind == "experts":
             used = t["used"]
             pool = np.maximum(used + one["skew"] * (t["total"] - used), used * 1.0001)
             distinct = np.minimum(pool * (1 - (1 - used / pool) ** n) / used, np.minimum(n, t["total"] / used))
             streams = np.where(t["pairs"], n, distinct)
-            many = (ratio + value[t["expert"]] * (streams - 1)) * value[t["legacy"]]
-            ratio = np.where(n <= 1, 1.0, many)
+            share_of = value[t["expert"]]
+            single = ratio + share_of * (streams - 1)
+            tiles = flat * (1 + share_of * (distinct - 1)) * value[t["legacy"]]
+            ratio = np.where(n <= 1, 1.0, np.where(t["vec"] & ~t["old"], single, tiles))
         return share * ratio
 
     def predict(self, x: Array) -> Array:
@@ -517,15 +532,29 @@ def solve(
 # --- the gate -----------------------------------------------------------------------------------------------------
 
 
-def fit_gate(problem: Problem, recording: Recording, x: Array) -> tuple[float, float, int]:
+GATE_PRIOR, GATE_SD = (2.0, 0.7), 0.4
+"""``gate.stop`` and ``gate.loss`` before any line was seen, and the standard deviation of their logarithms."""
+
+
+def assume_gate(stop: float, loss: float) -> None:
+    """Let published lines with p-min above 0 be read with these factors, whatever an earlier fit has left behind."""
+    values = load_constants().values
+    for name, value in (("gate.stop", stop), ("gate.loss", loss)):
+        values[name] = values[name].model_copy(update={"value": value})
+    rounds_module.positions_behind_gate.cache_clear()
+
+
+def fit_gate(problem: Problem, recording: Recording, x: Array, weight: Array) -> tuple[float, float, int]:
     """The two factors of the confidence gate, from lines with p-min above 0; everything else is held fixed.
+
+    Lines weigh what they weigh in the fit: one author's sweep must not decide alone.
 
     Returns:
         ``gate.stop``, ``gate.loss`` and the number of lines.
     """
     found = [
-        (o, o.case)
-        for o in problem.observations
+        (o, o.case, float(w))
+        for o, w in zip(problem.observations, weight, strict=True)
         if isinstance(o.case, SpeculationCase) and o.case.p_min > 0 and o.case.acceptance is not None
     ]
     costs = problem.charges(x)
@@ -533,9 +562,9 @@ def fit_gate(problem: Problem, recording: Recording, x: Array) -> tuple[float, f
     def seconds(terms: Any) -> float:
         return sum(v * costs[problem.keys[k]] for k, v in _terms(terms).items())
 
-    rounds_by_case = [case_module.rounds_for(c, recording.source(c.setup.build)) for _, c in found]
+    rounds_by_case = [case_module.rounds_for(c, recording.source(c.setup.build)) for _, c, _ in found]
     works: list[dict[int, float]] = []
-    for (_, c), r in zip(found, rounds_by_case, strict=True):
+    for (_, c, _), r in zip(found, rounds_by_case, strict=True):
         made: dict[int, float] = {}
         for m in range(c.k + 1):
             w = r.work(m, c.k)
@@ -547,12 +576,12 @@ def fit_gate(problem: Problem, recording: Recording, x: Array) -> tuple[float, f
             if all(key in problem.keys for key in terms):
                 made[m] = sum(v * costs[problem.keys[k]] for k, v in terms.items())
         works.append(made)
-    usable = [i for i, (_, c) in enumerate(found) if len(works[i]) == c.k + 1]
+    usable = [i for i, (_, c, _) in enumerate(found) if len(works[i]) == c.k + 1]
 
     def error(stop: float, loss: float) -> float:
         total = 0.0
         for i in usable:
-            o, c = found[i]
+            o, c, w = found[i]
             assert c.acceptance is not None
             low, high = 0.0, 1.0
             for _ in range(30):
@@ -565,11 +594,13 @@ def fit_gate(problem: Problem, recording: Recording, x: Array) -> tuple[float, f
             tokens = 1 + sum(g.accepted**j for j in range(1, c.k + 1))
             cost = sum(g.passed**m * ((1 - g.passed) if m < c.k else 1.0) * works[i][m] for m in range(c.k + 1))
             r = (math.log(tokens * seconds(rounds_by_case[i].base) / cost) - o.log_measured) / SCALE["speculation"]
-            total += math.log1p(r * r / 4.0)
-        return total + 0.1 * (math.log(stop / 2.0) / 0.4) ** 2 + 0.1 * (math.log(loss / 0.7) / 0.4) ** 2
+            total += w * 2.5 * math.log1p(r * r / 4.0)
+        return total + 0.5 * sum(
+            (math.log(v / c) / GATE_SD) ** 2 for v, c in zip((stop, loss), GATE_PRIOR, strict=True)
+        )
 
     if not usable:
-        return 2.0, 0.7, 0
+        return *GATE_PRIOR, 0
     grid = [(error(s, q), s, q) for s in np.arange(1.0, 3.6, 0.2) for q in np.arange(0.3, 1.01, 0.1)]
     _, stop, loss = min(grid)
     return float(stop), float(loss), len(usable)
@@ -695,10 +726,14 @@ def spread_of(observations: Sequence[Observation], errors: Array, chosen: Sequen
 def main() -> None:
     """Fit, look at left-out devices for the spread, write the constants."""
     began = time.perf_counter()
-    recording, observations = observe_all()
-    problem = Problem(observations, recording.machines)
-    weight = weights_of(observations)
-    x, covariance = solve(problem, weight)
+    stop, loss = GATE_PRIOR
+    for _ in range(2):  # the gate decides how gated lines are read, and they decide on the gate
+        assume_gate(stop, loss)
+        recording, observations = observe_all()
+        problem = Problem(observations, recording.machines)
+        weight = weights_of(observations)
+        x, covariance = solve(problem, weight)
+        stop, loss, lines = fit_gate(problem, recording, x, weight)
     print(f"{len(observations)} measurements, {len(problem.names)} constants, {time.perf_counter() - began:.0f} s")
     errors = leave_out(problem, weight, x, device_folds(observations)) - problem.log_measured
 
@@ -721,7 +756,6 @@ def main() -> None:
             pick(lambda o: o.table == "decode" and o.case.setup.backend not in ("cpu", "sycl", "opencl")),
         ),
     }
-    stop, loss, lines = fit_gate(problem, recording, x)
     extra = scatter_constants(sizes)
     extra["gate.stop"] = Constant(value=round(stop, 3), unit="factor", log_se=0.2, rows=lines)
     extra["gate.loss"] = Constant(value=round(loss, 3), unit="factor", log_se=0.3, rows=lines)

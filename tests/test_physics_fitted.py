@@ -116,6 +116,19 @@ def test_metal_reads_every_pair_and_cuda_the_union() -> None:
     assert growth(metal) > growth(cuda)  # four of eight experts: the union is complete after a few tokens
 
 
+def test_mat_mat_kernels_spend_a_tile_on_every_expert() -> None:
+    costs = FittedCosts(card(), "cuda")
+
+    def growth(total: int) -> float:
+        size = 1e7 * total
+        one, many = (costs.experts("Q8_0", size, size, total, 4, n, "x") for n in (1, 16))
+        return many / one
+
+    matrix = costs.matrix("Q8_0", 1e9, 1e9, 16, "x") / costs.matrix("Q8_0", 1e9, 1e9, 1, "x")
+    assert growth(4) == pytest.approx(matrix)  # every token uses all: nothing but a dense matrix
+    assert growth(128) > 3 * growth(4)
+
+
 def test_old_builds_pay_more_for_experts_only() -> None:
     device = find("395").device
     new, old = FittedCosts(device, "vulkan"), FittedCosts(device, "vulkan", build=6077)

@@ -72,7 +72,35 @@ def test_the_head_is_computed_for_every_verified_row(small: ModelDescription) ->
     last = pass_time(small, setup, 4, logits=1, costs=fitted_costs)
     none = pass_time(small, setup, 4, logits=0, costs=fitted_costs)
     assert every.head > last.head > none.head == 0
-    assert every.weights == last.weights == none.weights
+
+
+def test_the_last_block_is_finished_for_rows_with_outputs_only(
+    small: ModelDescription, hybrid: ModelDescription
+) -> None:
+    setup = on()
+    every, last, none = (pass_time(small, setup, 4, logits=n, costs=fitted_costs).weights for n in (4, 1, 0))
+    ffn = sum(g.bytes for g in small.weights if g.role == "ffn") / len(small.layers)
+    streamed = sum(g.bytes for g in small.weights if g.role not in ("embedding", "head"))
+    assert every > last > none
+    assert none == pytest.approx(every * (1 - ffn / streamed), rel=0.01)
+    assert pass_time(small, setup, 1, logits=1, costs=fitted_costs).weights < last
+    # Architectures that hand their last hidden state on compute it for every row (src/models/qwen35.cpp).
+    whole = {pass_time(hybrid, setup, 4, logits=n, costs=fitted_costs).weights for n in (4, 1, 0)}
+    assert len(whole) == 1
+
+
+def test_the_last_experts_see_rows_with_outputs_only() -> None:
+    setup, qwen, oss = on(), describe_catalogue("qwen3-30b-a3b:Q4_K_M"), describe_catalogue("gpt-oss-20b:MXFP4")
+    every, last = (pass_time(qwen, setup, 8, logits=n, costs=fitted_costs).experts for n in (8, 1))
+    assert 0.9 * every < last < every
+    assert pass_time(oss, setup, 8, logits=1, costs=fitted_costs) == pass_time(
+        oss, setup, 8, costs=fitted_costs
+    ).model_copy(
+        update={
+            "head": pass_time(oss, setup, 1, costs=fitted_costs).head,
+            "seconds": pass_time(oss, setup, 8, logits=1, costs=fitted_costs).seconds,
+        }
+    )
 
 
 def test_experts_join_as_tokens_are_added(routed: ModelDescription) -> None:
@@ -214,6 +242,39 @@ def test_dflash_pays_once_per_round(hybrid: ModelDescription) -> None:
     assert drafts[1] < 2 * drafts[0]
     mtp = [round_of(target, None, "draft-mtp", on(), k, acceptance=0.5, costs=fitted_costs).cost.draft for k in (2, 6)]
     assert mtp[1] == pytest.approx(3 * mtp[0])
+
+
+def test_eagle_fuses_once_and_computes_its_head_for_every_row() -> None:
+    """common/speculative.cpp and src/models/eagle3.cpp of b11434: no rows are picked in front of the head."""
+    target, drafter = describe_catalogue("llama-3.1-8b:Q4_K_M"), describe_catalogue("llama-3.1-8b-eagle3")
+    r = rounds_of(target, drafter, "draft-eagle3", on(), costs=fitted_costs)
+    assert r.draft_plan is not None
+    assert r.draft_plan.parts(3, 0).head == r.draft_plan.parts(3).head > r.draft_plan.parts(1, 1).head
+    fusion = sum(g.bytes for g in drafter.weights if g.role == "fusion")
+    assert 0 < fusion < sum(g.bytes for g in drafter.weights)
+    # The draft passes leave the fusion out, so two drafted tokens cost exactly twice one.
+    one, two = (r.work(k, k).draft for k in (1, 2))
+    assert two == pytest.approx(2 * one)
+
+
+def test_old_builds_do_not_decode_the_batch_again(dense: ModelDescription, small: ModelDescription) -> None:
+    new, old = on(), on().model_copy(update={"build": 9105})
+    now = round_of(dense, small, "draft-simple", new, 3, positions=(0.5,), costs=fitted_costs).cost
+    then = round_of(dense, small, "draft-simple", old, 3, positions=(0.5,), costs=fitted_costs).cost
+    lucky = round_of(dense, small, "draft-simple", old, 3, positions=(1.0,), costs=fitted_costs).cost
+    assert then.overhead < now.overhead
+    assert then.draft == now.draft
+    assert lucky.overhead > then.overhead  # the last drafted token has to be decoded once it is accepted
+
+
+def test_sampling_is_paid_by_vocabulary_entry(dense: ModelDescription, small: ModelDescription) -> None:
+    costs = fitted_costs(find("RTX 3090").device, "cuda")
+    assert costs.verified_token(200_000) == pytest.approx(2 * costs.verified_token(100_000))
+    assert 1e-4 < costs.verified_token(100_000) < 1e-3
+    assert costs.drafted_token("draft-simple", 200_000) > costs.drafted_token("draft-simple", 100_000)
+    assert costs.drafted_token("draft-mtp", 200_000) == costs.drafted_token(
+        "draft-mtp", 100_000
+    )  # sampled on the device
 
 
 def test_ngrams_draft_for_nothing_and_misses_cost_a_step(dense: ModelDescription) -> None:

@@ -19,7 +19,8 @@ ROLE_NAMES = {
     "embedding": "input table", "head": "output matrix", "attention": "attention", "ffn": "feed-forward",
     "experts": "routed experts", "shared_experts": "shared experts", "router": "routers", "norm": "norms",
     "recurrent": "recurrent mixers", "convolution": "convolutions", "per_layer_embedding": "per-layer table",
-    "mtp": "MTP block", "mtp_experts": "MTP experts", "mtp_head": "MTP head copy", "unused": "never read",
+    "mtp": "MTP block", "mtp_experts": "MTP experts", "mtp_head": "MTP head copy", "fusion": "feature fusion",
+    "unused": "never read",
     "other": "other",
 }  # fmt: skip
 KIND_NAMES = {

@@ -347,7 +347,7 @@ class _Calibrator:
         return values
 
     def _matrix_cost(self, quant: str, recipe: Recipe, timed: PassTimings, layer: Curve) -> MatrixCost:
-        """Seconds per byte. The last block's feed-forward part sees one column only, whatever ``n`` (see _unseen)."""
+        """Seconds per byte. The last block's feed-forward part sees one column only, whatever ``n``."""
         values = self.corrected(timed, recipe.layers)
         groups = [g for g in self.describe(self.file(recipe)).weights if g.quant == quant]
         streamed = sum(g.bytes for g in groups if g.role not in ("embedding", "head"))
@@ -419,7 +419,7 @@ class _Calibrator:
         costs = MeasuredCosts(calibration)
         plan = plan_of(model, self.setup(), costs)
         sampled = costs.verified_token(model.vocabulary_size)
-        return {n: plan.seconds(n, 1) + sampled - _unseen(costs, model, n) for n in columns}
+        return {n: plan.seconds(n, 1) + sampled for n in columns}
 
     def setup(self) -> Setup:
         """A stand-in: which machine it is does not matter, every tier gets our costs."""
@@ -654,40 +654,10 @@ def _spread(timed: PassTimings) -> float:
     return round(sum(values) / len(values), 4) if values else 0.0
 
 
-def _unseen(costs: MeasuredCosts, model: ModelDescription, n: int) -> float:
-    """What a prompt of ``n`` tokens saves: rows without output skip the last block's feed-forward part [s].
-
-    llama.cpp picks the rows that have outputs behind the last attention (``inp_out_ids`` in every graph), so a prompt
-    sends one row through the last feed-forward part, a verification all of them.
-    """
-    if n <= 1 or not model.layers:
-        return 0.0
-    last, a = model.layers[-1], model.architecture
-    saved = 0.0
-    if last.expert_count:
-        routed = [x for x in model.layers if x.expert_count]
-        share = last.expert_bytes / (sum(x.expert_bytes for x in routed) or 1)
-        for g in model.weights:
-            if g.role == "experts":
-                size = g.bytes * share, g.parameters * share
-                saved += costs.experts(g.quant, *size, last.expert_count, last.expert_used, n, a)
-                saved -= costs.experts(g.quant, *size, last.expert_count, last.expert_used, 1, a)
-            elif g.role == "shared_experts":
-                size = g.bytes / len(routed), g.parameters / len(routed)
-                saved += costs.matrix(g.quant, *size, n, a) - costs.matrix(g.quant, *size, 1, a)
-        return saved
-    plain = sum(1 for x in model.layers if not x.expert_count)
-    for g in model.weights:
-        if g.role == "ffn":
-            size = g.bytes / plain, g.parameters / plain
-            saved += costs.matrix(g.quant, *size, n, a) - costs.matrix(g.quant, *size, 1, a)
-    return saved
-
-
 def _fit_experts(quant: str, recipe: Recipe, one: float, seconds: dict[int, float], spread: float) -> ExpertCost:
     """Seconds per byte per distinct expert and per (token, expert) pair; non-negative least squares, relative.
 
-    ``seconds`` are those of prompts, in which the last block sees one row only (see :func:`_unseen`).
+    ``seconds`` are those of prompts, in which the last block sees one row only.
     """
     import numpy as np
     from scipy.optimize import nnls

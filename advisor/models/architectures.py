@@ -45,6 +45,14 @@ MTP = frozenset(
 )  # fmt: skip
 """Architectures with an MTP graph; others may carry the tensors but cannot run them."""
 
+WHOLE_LAST_BLOCK = frozenset(
+    {"bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "deepseek4", "gemma3n", "gemma4", "glm-dsa", "glm4moe",
+     "glm5-next", "gpt-oss", "hy_v3", "hy_v4", "kimi-k3", "mimo2", "nemotron_h", "nemotron_h_moe", "qwen35",
+     "qwen35moe", "qwen3next", "qwen4exp", "step35", "eagle3", "dflash"}
+)  # fmt: skip
+"""Architectures that compute the last block for every row. All others pick the rows with outputs behind the last
+attention (``inp_out_ids``), so that the last feed-forward part of a prompt or a catch-up pass sees those rows only."""
+
 NOT_MODELLED = {
     "deepseek4": "its compressed cache and hyper-connections",
     "qwen4exp": "its n-gram tables and indexer",

@@ -318,6 +318,8 @@ class _Reading:
             return "unused"
         if "norm" in base:
             return "norm"
+        if self.architecture in ("eagle3", "dflash") and (base == "fc" or base.startswith("fc.")):
+            return "fusion"
         return "other"
 
     def roles(self, mtp: Iterable[int], dead: Iterable[int], own: int, tied: bool) -> dict[str, Role]:

@@ -31,6 +31,7 @@ Role = Literal[
     "mtp",  # everything of the MTP block except experts and head
     "mtp_experts",
     "mtp_head",  # an MTP block's own head or embedding copy
+    "fusion",  # EAGLE-3, DFlash: takes in the target's features, once per round
     "unused",  # in the file, never read
     "other",
 ]

@@ -5,7 +5,7 @@ The forms, in seconds, for a matrix of ``B`` bytes in a pass of ``n`` tokens (do
     stream = B / (share * quant * bandwidth)                   one column: waiting for memory
     c      = C * G * (6 / bits) / sqrt(rho)                    computing one column, in units of ``stream``
     matrix = stream * ((1 + (n c)**p) / (1 + c**p))**(1/p)     mat-vec kernels, n <= switch
-    tile   = M * (6 / bits) * (bandwidth / fp16 rate)**y       one tile of columns on the matrix units, ditto
+    tile   = M * G**z * (6 / bits) * (bandwidth / fp16 rate)**y   one tile of columns on the matrix units, ditto
     matrix = stream * (1 + tile**p)**(1/p)                     mat-mat kernels, n > switch
 
 ``rho`` is the vector FP32 rate over bandwidth, relative to 20 TFLOPS at 500 GB/s: the time of a column is then
@@ -201,10 +201,12 @@ class FittedCosts:
         self._tile = k[f"tile.{b}"] * matrix_ratio(device) ** k["tile_rate"]
         self._expert = k[f"expert.{b}"]
         self._skew = k["skew"]
-        self._legacy = k.factor(f"legacy.{b}") if build is not None and build < OLD_EXPERT_BUILDS else 1.0
+        self._old = build is not None and build < OLD_EXPERT_BUILDS
+        self._legacy = k.factor(f"legacy.{b}") if self._old else 1.0
         slow = k.factor(f"layer.{b}.{a}") * 1e-6
         self._draft_layer = k[f"draft_layer.{b}"] * slow
         self._draft_token = k[f"draft_token.{b}"] * slow
+        self._sampling = k["sampling"] * 1e-9
         self._checkpoint_rate = k["checkpoint"] * 1e9
         self._quants: dict[str, _Quant] = {}
         self._ratios: dict[tuple[str, int], float] = {}
@@ -215,9 +217,10 @@ class FittedCosts:
             k, p = self.constants, self._p
             share = self._share * k.factor(f"quant.{stream_group(quant)}")
             thin = 6.0 / bits_of(quant)
-            c = self._column * k.factor(f"compute_quant.{compute_group(quant)}") * thin
+            slow = k.factor(f"compute_quant.{compute_group(quant)}")
+            c = self._column * slow * thin
             switch = {"auto": switch_of(self.backend, self.family, quant), "mat-vec": NO_SWITCH, "mat-mat": 1}
-            flat = (1.0 + (self._tile * thin) ** p) ** (1.0 / p)
+            flat = (1.0 + (self._tile * slow ** k["tile_quant"] * thin) ** p) ** (1.0 / p)
             found = _Quant(1.0 / (share * self.bandwidth), c, switch[self._kernel], flat)
             self._quants[quant] = found
         return found
@@ -280,12 +283,20 @@ class FittedCosts:
     def experts(
         self, quant: str, nbytes: float, parameters: float, count: int, used: float, n: int, architecture: str
     ) -> float:
-        """Routed experts of one pass [s]: distinct experts are streamed, or on Metal every (token, expert) pair."""
-        one = nbytes * used / count * self._quant(quant).seconds_per_byte
+        """Routed experts of one pass [s].
+
+        Mat-vec kernels stream distinct experts, or on Metal every (token, expert) pair; mat-mat kernels, and all passes
+        of builds without small-batch kernels for experts, spend at least one tile on every distinct expert.
+        """
+        q = self._quant(quant)
+        one = nbytes * used / count * q.seconds_per_byte
         if n <= 1:
             return one
-        streams = float(n) if self.backend == "metal" else distinct_experts(count, used, n, self._skew)
-        return one * self._legacy * (self._ratio(quant, n) + self._expert * (streams - 1.0))
+        distinct = distinct_experts(count, used, n, self._skew)
+        if n > q.switch or self._old:
+            return one * q.flat * (1.0 + self._expert * (distinct - 1.0)) * self._legacy
+        streams = float(n) if self.backend == "metal" else distinct
+        return one * (self._ratio(quant, n) + self._expert * (streams - 1.0))
 
     def cache(self, nbytes: float, n: int) -> float:
         """Reading the KV cache once for all query tokens [s]."""
@@ -300,12 +311,17 @@ class FittedCosts:
         return nbytes / self._checkpoint_rate
 
     def drafted_token(self, method: str, vocabulary: int, layers: float = 1.0) -> float:
-        """Graph rebuild, launches, sampling and synchronisation of one draft pass [s]."""
-        return self._draft_layer * layers if method == "draft-simple" else self._draft_token
+        """Graph rebuild, launches, sampling and synchronisation of one draft pass [s].
+
+        Only ``draft-simple`` samples its draft on the host (``common/speculative.cpp``).
+        """
+        if method == "draft-simple":
+            return self._draft_layer * layers + self._sampling * vocabulary
+        return self._draft_token
 
     def verified_token(self, vocabulary: int) -> float:
-        """Not separable from the extra columns in published tables: 0 [s]."""
-        return 0.0
+        """Sampling one row of logits on the host [s]."""
+        return self._sampling * vocabulary
 
     def round_overhead(self, method: str) -> float:
         """No constant per round survives cross-validation: 0 [s]."""

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Union
 from advisor.base import Frozen
 from advisor.errors import InputError
 from advisor.hardware.machine import Backend, Device, Hardware, Setup
+from advisor.models.architectures import WHOLE_LAST_BLOCK
 from advisor.models.description import LOOKED_UP, MTP_ROLES, Layer, ModelDescription, cache_element_bytes
 from advisor.performance.costs import CostModel
 from advisor.performance.identity import IdentityCache
@@ -74,7 +75,11 @@ class Experts(NamedTuple):
 
 
 class Tier(NamedTuple):
-    """What one device does in a pass. ``cache`` holds (key bytes, value bytes, window) per position and layer kind."""
+    """What one device does in a pass. ``cache`` holds (bytes, window) per position and layer kind.
+
+    ``last`` and ``last_experts`` are the part of ``dense`` and ``experts`` that only rows with outputs reach: the
+    feed-forward part of the last block.
+    """
 
     costs: CostModel
     layers: float
@@ -83,6 +88,8 @@ class Tier(NamedTuple):
     experts: tuple[Experts, ...]
     cache: tuple[tuple[float, int | None], ...]
     state: float
+    last: tuple[Matrices, ...] = ()
+    last_experts: tuple[Experts, ...] = ()
 
 
 class Plan:
@@ -95,8 +102,12 @@ class Plan:
         hop_seconds: float = 0.0,
         hop_seconds_per_token: float = 0.0,
         vocabulary: int = 0,
+        *,
+        every_head: bool = False,
     ) -> None:
+        """``every_head``: the head is computed for every row, whether its output is wanted or not (EAGLE-3)."""
         self.architecture = architecture
+        self.every_head = every_head
         self.tiers = tuple(tiers)
         self.hop_seconds = hop_seconds
         self.hop_seconds_per_token = hop_seconds_per_token
@@ -141,16 +152,26 @@ class Plan:
     def _compute(self, n: int, rows: int, depth: int, snapshots: int, sequences: int) -> Parts:
         fixed = weights = head = experts = cache = state = 0.0
         a = self.architecture
+        heads = n if self.every_head else rows
         for t in self.tiers:
             c = t.costs
             fixed += c.fixed(a, t.layers, n)
             for m in t.dense:
                 weights += c.matrix(m.quant, m.nbytes, m.parameters, n, a)
-            if rows:
+            if heads:
                 for m in t.head:
-                    head += c.matrix(m.quant, m.nbytes, m.parameters, rows, a)
+                    head += c.matrix(m.quant, m.nbytes, m.parameters, heads, a)
             for e in t.experts:
                 experts += c.experts(e.quant, e.nbytes, e.parameters, e.total, e.used, n, a)
+            if rows < n:
+                for m in t.last:
+                    weights += -1.0 * c.matrix(m.quant, m.nbytes, m.parameters, n, a)
+                    if rows:
+                        weights += c.matrix(m.quant, m.nbytes, m.parameters, rows, a)
+                for e in t.last_experts:
+                    experts += -1.0 * c.experts(e.quant, e.nbytes, e.parameters, e.total, e.used, n, a)
+                    if rows:
+                        experts += c.experts(e.quant, e.nbytes, e.parameters, e.total, e.used, rows, a)
             if depth and t.cache:
                 nbytes = sum(b * (min(depth, w) if w else depth) for b, w in t.cache)
                 cache += c.cache(nbytes * sequences, n)
@@ -264,6 +285,7 @@ def _make_plan(model: ModelDescription, setup: Setup, costs: CostSource | None, 
     expert_groups = matrices_of(model, _EXPERTS)
     all_dense = sum(x.bytes - x.expert_bytes for x in model.layers) or 1
     all_experts = sum(x.expert_bytes for x in model.layers) or 1
+    last = model.layers[-1] if model.layers and model.architecture not in WHOLE_LAST_BLOCK else None
     tiers = []
     for s in slices:
         share = sum(x.bytes - x.expert_bytes for x in s.layers) / all_dense if model.layers else float(s.output)
@@ -287,10 +309,31 @@ def _make_plan(model: ModelDescription, setup: Setup, costs: CostSource | None, 
                 experts=tuple(experts),
                 cache=tuple((b, w) for w, b in cache.items()),
                 state=4.0 * sum(x.state_elements for x in s.layers) * loops,
+                last=_scaled(_last_dense(model), s.share) if last in s.layers else (),
+                last_experts=_last_experts(model, s.share) if last in s.experts_of else (),
             )
         )
     width = max(model.embedding_length, 1) * 4.0
     return Plan(model.architecture, tiers, hop, hop_token * width, model.vocabulary_size)
+
+
+def _last_dense(model: ModelDescription) -> tuple[Matrices, ...]:
+    """Dense feed-forward weights of the last block: an even part of their role."""
+    role, of = ("ffn", False) if not model.layers[-1].expert_count else ("shared_experts", True)
+    blocks = sum(1 for x in model.layers if bool(x.expert_count) == of)
+    return _scaled(matrices_of(model, frozenset({role})), 1.0 / blocks)
+
+
+def _last_experts(model: ModelDescription, portion: float) -> tuple[Experts, ...]:
+    """Routed experts of the last block."""
+    last = model.layers[-1]
+    if not last.expert_count:
+        return ()
+    share = portion * last.expert_bytes / (sum(x.expert_bytes for x in model.layers) or 1)
+    return tuple(
+        Experts(q, b * share, p * share, last.expert_count, last.expert_used)
+        for q, b, p in matrices_of(model, _EXPERTS)
+    )
 
 
 def _make_mtp(model: ModelDescription, setup: Setup, costs: CostSource | None) -> Plan:

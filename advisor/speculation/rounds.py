@@ -8,7 +8,7 @@ accepted and, on some targets, rolls a recurrent state back. Which of these happ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from math import sqrt
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from advisor.performance.identity import IdentityCache
 from advisor.performance.passes import (
     CostSource,
     Experts,
+    Matrices,
     Plan,
     Tier,
     draft_device,
@@ -41,7 +42,12 @@ SNAPSHOT_ARCHITECTURES = frozenset(
 """Recurrent or hybrid architectures whose state llama.cpp can roll back by snapshots (src/llama-arch.cpp, b11434)."""
 SNAPSHOT_METHODS = frozenset({"draft-mtp", "draft-eagle3", "draft-dflash", "draft-dspark"})
 """Methods for which llama.cpp keeps such snapshots (common/common.h, n_rs_seq); all others use checkpoints."""
+BLOCK_METHODS = frozenset({"draft-dflash", "draft-dspark"})
+"""Methods that draft all tokens of a round in one pass."""
 NGRAM_METHODS = frozenset({"ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache"})
+CATCH_UP_BUILD = 9129
+"""From about this build (May 2026) a draft model decodes the whole verified batch again (``process()``); before, it
+only followed by the one token that it had drafted last, if that was accepted (sources of b9105 and b9129)."""
 CHAINED_HEADS = frozenset({"step35"})
 """Architectures whose MTP layers are different heads used one after another: draft i re-decodes the i tokens before."""
 
@@ -188,9 +194,13 @@ class Rounds:
             self.draft_layers = self.draft_plan.layers
             self.draft_costs = self.draft_plan.costs
         self._routed_draft = method == "draft-simple" and draft is not None and draft.is_moe
-        self._catch_up = method in ("draft-simple", "draft-eagle3") or (
-            method == "draft-mtp" and (draft is None or draft.architecture != "gemma4-assistant")
-        )
+        self._catch_up: Callable[[int], float] | None = None
+        self._last_draft = 0.0
+        if method == "draft-simple" and setup.build is not None and setup.build < CATCH_UP_BUILD:
+            assert self.draft_plan is not None
+            self._last_draft = self.draft_plan.seconds(parallel, 0, depth, 0, parallel)
+        elif self.draft_plan is not None:
+            self._catch_up = _catch_up(self.draft_plan, draft, target, method, setup, costs, depth, parallel)
         self.draft_state = self.draft_plan.state_bytes if self.draft_plan is not None else 0.0
         self._work: dict[tuple[int, int], _Work] = {}
         self._replay: dict[int, float] = {}
@@ -221,19 +231,18 @@ class Rounds:
             return _Work(0.0, verify, overhead)
         c = self.draft_costs
         token = c.drafted_token(method, plan.vocabulary or self.vocabulary, self.draft_layers) * self._per_slot
-        if method in ("draft-dflash", "draft-dspark"):
-            rows = m + 1 if method == "draft-dflash" else max(m, 1)
-            draft = plan.seconds(s * rows, None, depth, 0, s) + token
-            return _Work(draft, verify, overhead)
+        if self._catch_up is not None:
+            overhead += self._catch_up(m)
+        if method in BLOCK_METHODS:
+            # The whole block is drafted in one pass, however much of it a gate keeps.
+            rows = k + 1 if method == "draft-dflash" else k
+            return _Work(plan.seconds(s * rows, None, depth, 0, s) + token, verify, overhead)
         # A gate that stops the draft has already paid for the token it drops.
         passes = m + (1 if m < k else 0)
         if self._chained:
             draft = sum(plan.seconds(s * (i + 1), s, depth, 0, s) + token for i in range(passes))
         else:
             draft = passes * (plan.seconds(s, s, depth, 0, s) + token)
-        if self._catch_up:
-            rows = s if method == "draft-simple" else 0
-            overhead += plan.seconds(s * (m + 1), rows, depth, 0, s)
         return _Work(draft, verify, overhead)
 
     def replay(self, accepted: int) -> float:
@@ -242,8 +251,8 @@ class Rounds:
         if found is None:
             n, s = accepted + 2, self.slots
             found = self.restore + self.plan.seconds(s * n, None, self.depth, 0, s)
-            if self.draft_plan is not None:
-                found += self.draft_plan.seconds(s * n, s, self.depth, 0, s)
+            if self._catch_up is not None:
+                found += self._catch_up(accepted + 1)
             self._replay[accepted] = found
         return found
 
@@ -278,6 +287,8 @@ class Rounds:
             accepted += kept
         # Rows behind the first rejection are computed but never sampled.
         overhead += self._sampled * accepted
+        if self._last_draft:
+            overhead += kept * self._last_draft
         if hit_rate < 1.0:
             draft, overhead, rollback = draft * hit_rate, overhead * hit_rate, rollback * hit_rate
             verify = verify * hit_rate + self.base * (1.0 - hit_rate)
@@ -405,8 +416,61 @@ def rollback_class(target: ModelDescription, method: Method) -> str:
     return "checkpoint"
 
 
+def _catch_up(
+    plan: Plan,
+    draft: ModelDescription | None,
+    target: ModelDescription,
+    method: Method,
+    setup: Setup,
+    costs: CostSource | None,
+    depth: int,
+    slots: int,
+) -> Callable[[int], float] | None:
+    """Seconds by which the draft follows a verification of ``m`` drafted tokens; None = it has nothing to follow.
+
+    A draft model decodes all ``m`` + 1 tokens again, with one row of output; MTP layers do so too, without output and
+    once per chained head; EAGLE-3 projects the target's features of ``m`` + 1 tokens and decodes ``m`` of them; DFlash
+    projects them into the keys and values of its blocks. Assistants that share the target's cache do nothing.
+    """
+    s = slots
+    if method == "draft-simple":
+        return lambda m: plan.seconds(s * (m + 1), s, depth, 0, s)
+    if method == "draft-mtp" and draft is None:
+        heads = target.mtp_layers if target.architecture in CHAINED_HEADS else 1
+        return lambda m: heads * plan.seconds(s * (m + 1), 0, depth, 0, s)
+    if draft is None or draft.architecture == "gemma4-assistant":
+        return None
+    if method == "draft-mtp":
+        return lambda m: plan.seconds(s * (m + 1), 0, depth, 0, s)
+    fusion = _fusion_plan(draft, method, setup, costs)
+    if method in BLOCK_METHODS:
+        return lambda m: fusion.seconds(s * (m + 1), 0, 0, 0, s)
+    return lambda m: fusion.seconds(s * (m + 1), 0, 0, 0, s) + (plan.seconds(s * m, 0, depth, 0, s) if m else 0.0)
+
+
 _OWN_HEAD = frozenset({"head", "mtp_head"})
-_NOT_STREAMED = LOOKED_UP | _OWN_HEAD | {"experts", "mtp_experts"}
+_FUSION = frozenset({"fusion"})
+_NOT_STREAMED = LOOKED_UP | _OWN_HEAD | _FUSION | {"experts", "mtp_experts"}
+_INJECTION = 0.25
+"""Small operations of a DFlash block that only takes in keys and values, over those of a whole block (assumed)."""
+
+
+def _fusion_plan(draft: ModelDescription, method: Method, setup: Setup, costs: CostSource | None) -> Plan:
+    """What a drafter does with the target's features, once per round and verified token."""
+    device, backend = draft_device(setup)
+    layers, dense = 0.0, list(matrices_of(draft, _FUSION))
+    if method in BLOCK_METHODS:
+        layers = _INJECTION * len(draft.layers)
+        weights = draft.embedding_length * sum(x.key_width + x.value_width for x in draft.layers)
+        attention = matrices_of(draft, frozenset({"attention"}))
+        whole = sum(m.parameters for m in attention)
+        share = min(1.0, weights / whole) if whole else 0.0
+        dense += [Matrices(q, b * share, p * share) for q, b, p in attention]
+    tier = Tier(
+        costs=resolve_costs(setup, device, backend, costs), layers=layers, dense=tuple(dense), head=(), experts=(),
+        cache=(), state=0.0,
+    )  # fmt: skip
+    return Plan(draft.architecture, [tier])
 
 
 def _drafter_plan(draft: ModelDescription, target: ModelDescription, setup: Setup, costs: CostSource | None) -> Plan:
@@ -428,7 +492,9 @@ def _drafter_plan(draft: ModelDescription, target: ModelDescription, setup: Setu
         cache=cache,
         state=0.0,
     )
-    return Plan(draft.architecture, [tier], vocabulary=draft.vocabulary_size or target.vocabulary_size)
+    # llama.cpp's EAGLE-3 decoder does not pick rows: a pass without outputs computes the head for all of them.
+    vocabulary = draft.vocabulary_size or target.vocabulary_size
+    return Plan(draft.architecture, [tier], vocabulary=vocabulary, every_head=draft.architecture == "eagle3")
 
 
 def _expert_shape(draft: ModelDescription) -> list[tuple[str, int, float]]:
