@@ -1,6 +1,6 @@
 """Predicted against measured round costs on this machine, after calibration: `make live`.
 
-Every point is a pair of two servers, plain and speculating, asked in turn for the same tokens. The acceptance is forced
+Every case runs one plain and several speculating servers, asked in turn for the same tokens. The acceptance is forced
 (0.8 per position), so R(k) is measured apart from content, and the prediction is told the same. Nothing of this grid is
 part of the calibration: other widths, depths, experts and vocabularies, and real models.
 
@@ -13,9 +13,12 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import math
+import random
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -26,7 +29,7 @@ from advisor.llamacpp.calibrate import calibrate, temporary_folder
 from advisor.llamacpp.contention import ContentionMeter
 from advisor.llamacpp.find import Engine, find_engine
 from advisor.llamacpp.server import NgramShape, Server, ServerOptions
-from advisor.llamacpp.synthetic import Recipe, chain_prompt, write_synthetic
+from advisor.llamacpp.synthetic import KNOWN, Recipe, chain_prompt, write_synthetic
 from advisor.models.reference import describe
 from advisor.performance.measured import Calibration, MeasuredCosts, applicable, save_calibration
 from advisor.resources import user_data_dir
@@ -36,7 +39,7 @@ from advisor.speculation.rounds import rollback_class, round_of
 RATE = 0.8
 """Conditional acceptance that is forced at every position."""
 LENGTHS = tuple(range(1, 9))
-ROUNDS = 16
+ROUNDS = 12
 """Rounds per request."""
 TARGET_MEDIAN, TARGET_P90, TARGET_BEST = 0.05, 0.12, 0.97
 ROOT = Path(__file__).resolve().parent.parent
@@ -185,52 +188,74 @@ class Bench:
         )
 
     def measure(self, case: Case, lengths: list[int]) -> Iterator[Point]:
-        """R(k) of the lengths that are missing, plain and speculating in turn."""
+        """R(k) of the lengths that are missing: all of them in turn, sweep after sweep.
+
+        Neighbours and clocks drift over seconds, and by different amounts for passes that wait for memory and passes
+        that compute. So every length is measured in every sweep, next to plain steps of the same second.
+        """
         target = describe(str(self.file(case.target)))
         replays = rollback_class(target, case.method) == "checkpoint"
-        expected = sum(RATE**i for i in range(1, 9))
-        with Server(self.engine, self.options(case, None)) as plain:
-            for k in lengths:
-                with Server(self.engine, self.options(case, k)) as server:
-                    ratios, bases, drafted, rounds = [], [], 0, 0
-                    per_round = 1 + min(expected, sum(RATE**i for i in range(1, k + 1)))
-                    tokens = round(ROUNDS * per_round) + 1
-                    for i in range(self.repetitions + 1):
-                        prompt = chain_prompt(512, 30, i)
-                        before = server.client.counters()
-                        with self.meter.during(plain):
-                            base = plain.client.complete(prompt, 24, ignore_eos=True)
-                        with self.meter.during(server):
-                            spec = server.client.complete(prompt, tokens, ignore_eos=True, seed=i + 1)
-                        after = server.client.counters()
-                        if i == 0 or not spec.drafted or before is None or after is None:
-                            continue
-                        count = spec.predicted - 1 - (spec.accepted or 0)
-                        verified = after.rounds - before.rounds
-                        if replays:
-                            full = [c.positions[k - 1] if k <= len(c.positions) else 0 for c in (before, after)]
-                            count -= verified - (full[1] - full[0])
-                        # Steps without a draft (the last one, at least) cost one plain step each.
-                        step = base.predicted_ms / (base.predicted - 1)
-                        undrafted = max(0, count - verified)
-                        ratios.append((spec.predicted_ms / step - undrafted) / verified)
-                        bases.append(step)
-                        drafted += spec.drafted
-                        rounds += verified
-                    if not ratios:
-                        raise SystemExit(f"{case.name}: nothing was drafted with k = {k}.")
-                    point = Point(
-                        case=case.name,
-                        draft_max=k,
-                        round_cost=median(ratios),
-                        spread=median(abs(r / median(ratios) - 1) for r in ratios),
-                        drafted=drafted / rounds,
-                        base_ms=median(bases),
-                        engine=self.engine.label,
-                    )
-                with self.path.open("a", encoding="utf-8") as file:
-                    file.write(point.model_dump_json() + "\n")
-                yield point
+        tallies = {k: _Tally() for k in lengths}
+        order = list(lengths)
+        shuffle = random.Random(1)
+        with ExitStack() as stack:
+            plain = stack.enter_context(Server(self.engine, self.options(case, None)))
+            servers = {k: stack.enter_context(Server(self.engine, self.options(case, k))) for k in lengths}
+            for sweep in range(self.repetitions + 1):
+                shuffle.shuffle(order)
+                for k in order:
+                    self.one(plain, servers[k], k, sweep, replays, tallies[k])
+        for k, tally in tallies.items():
+            if not tally.ratios:
+                raise SystemExit(f"{case.name}: nothing was drafted with k = {k}.")
+            middle = median(tally.ratios)
+            point = Point(
+                case=case.name,
+                draft_max=k,
+                round_cost=middle,
+                spread=median(abs(r / middle - 1) for r in tally.ratios),
+                drafted=tally.drafted / tally.rounds,
+                base_ms=median(tally.steps),
+                engine=self.engine.label,
+            )
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(point.model_dump_json() + "\n")
+            yield point
+
+    def one(self, plain: Server, server: Server, k: int, sweep: int, replays: bool, tally: _Tally) -> None:
+        """One request of either server; the first sweep only warms up."""
+        expected = sum(RATE**i for i in range(1, k + 1))
+        prompt = chain_prompt(512, KNOWN, sweep)
+        before = server.client.counters()
+        with self.meter.during(plain):
+            base = plain.client.complete(prompt, 24, ignore_eos=True)
+        with self.meter.during(server):
+            spec = server.client.complete(prompt, round(ROUNDS * (1 + expected)) + 1, ignore_eos=True, seed=sweep + 1)
+        after = server.client.counters()
+        if sweep == 0 or not spec.drafted or before is None or after is None:
+            return
+        count = spec.predicted - 1 - (spec.accepted or 0)
+        verified = after.rounds - before.rounds
+        if replays:
+            full = [c.positions[k - 1] if k <= len(c.positions) else 0 for c in (before, after)]
+            count -= verified - (full[1] - full[0])
+        # Steps without a draft (the last one, at least) cost one plain step each.
+        step = base.predicted_ms / (base.predicted - 1)
+        undrafted = max(0, count - verified)
+        tally.ratios.append((spec.predicted_ms / step - undrafted) / verified)
+        tally.steps.append(step)
+        tally.drafted += spec.drafted
+        tally.rounds += verified
+
+
+@dataclass
+class _Tally:
+    """What was seen of one draft length."""
+
+    ratios: list[float] = field(default_factory=list)
+    steps: list[float] = field(default_factory=list)
+    drafted: int = 0
+    rounds: int = 0
 
 
 def predicted(
@@ -241,7 +266,7 @@ def predicted(
     models = describe(str(target)), describe(str(draft)) if draft else None
 
     def at(k: int) -> tuple[float, float]:
-        one = round_of(*models, case.method, setup, k, positions=(RATE,), depth=60, costs=costs)
+        one = round_of(*models, case.method, setup, k, positions=(RATE,), depth=KNOWN + 30, costs=costs)
         return one.cost.cost, one.tokens
 
     low = max(1, math.floor(drafted))
@@ -346,7 +371,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", default="auto")
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--repetitions", type=int, default=7)
     parser.add_argument("--lengths", default="1-8", help="draft lengths, e.g. 1,3,5")
     parser.add_argument("--only", help="cases whose name contains this")
     parser.add_argument("--fresh", action="store_true", help="forget the points of an earlier run")

@@ -288,6 +288,7 @@ def test_rpc_hosts() -> None:
     done = command(a_run(setup=setup(placement=Placement(rpc=(far,)))), shell="posix")
     assert done.argv[done.argv.index("--rpc") + 1] == "10.0.0.2:50052"
     assert any("rpc-server" in n for n in done.notes)
+    assert done.argv[done.argv.index("-devd") + 1] == "CUDA0"  # the draft stays off the network
     nameless = far.model_copy(update={"address": None})
     with pytest.raises(InputError, match="address"):
         server_argv(a_run(setup=setup(placement=Placement(rpc=(nameless,)))))

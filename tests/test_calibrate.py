@@ -14,7 +14,13 @@ from typer.testing import CliRunner
 
 from advisor.base import Figure
 from advisor.hardware.machine import Device, Hardware, Setup
-from advisor.llamacpp.calibrate import _fit_experts, _wide_experts, disturbed
+from advisor.llamacpp.calibrate import (
+    _fit_experts,
+    _wide_experts,
+    disturbed,
+    through_first,
+    without_spikes,
+)
 from advisor.llamacpp.contention import ContentionMeter
 from advisor.llamacpp.probe import summarise
 from advisor.llamacpp.synthetic import tiny, write_synthetic
@@ -236,10 +242,52 @@ def test_experts_are_told_apart_from_exact_times() -> None:
     def layer(n: int) -> float:
         return one / recipe.layers * (read * 16 * (1 - 0.75**n) + pair * 4 * n)
 
-    # A prompt sends only its last row through the last block's experts.
-    seconds = {n: (recipe.layers - 1) * layer(n) + layer(1) for n in (1, 2, 4, 8, 16)}
+    seconds = {n: recipe.layers * layer(n) for n in (1, 2, 4, 8, 16)}
     found = _fit_experts("Q8_0", recipe, one, seconds, 0.0)
     assert (found.read, found.pair) == pytest.approx((read, pair))
+
+
+@given(
+    first=st.floats(1e-6, 1e-3),
+    slope=st.floats(0.0, 1e-4),
+    surcharge=st.floats(0.0, 1e-3),
+    columns=st.sets(st.integers(2, 32), min_size=2, max_size=8),
+)
+def test_small_operations_lie_on_a_line_through_the_step(
+    first: float, slope: float, surcharge: float, columns: set[int]
+) -> None:
+    exact = {n: first + slope * (n - 1) + surcharge for n in columns}
+    line, over = through_first(first, exact)
+    assert line.at(1) == first
+    assert over == pytest.approx(surcharge, abs=1e-9)
+    for n in columns:
+        assert line.at(n) == pytest.approx(first + slope * (n - 1), abs=1e-9)
+
+
+def test_one_disturbed_pass_does_not_bend_the_line() -> None:
+    exact = {n: 50e-6 + 10e-6 * n for n in (2, 3, 4, 5, 8, 9, 16)}
+    line, over = through_first(20e-6, {**exact, 5: 900e-6})
+    assert line.at(16) == pytest.approx(20e-6 + 150e-6, rel=0.1)
+    assert over == pytest.approx(40e-6, rel=0.1)
+    assert through_first(20e-6, {}) == (Curve(columns=(1,), values=(20e-6,)), 0.0)
+
+
+def test_spikes_are_cut_and_stairs_are_kept() -> None:
+    stairs = {1: 1.0, 2: 1.7, 3: 2.5, 4: 2.2, 8: 4.0}
+    assert without_spikes(stairs) == stairs
+    assert without_spikes({**stairs, 3: 9.0})[3] == pytest.approx(1.3 * 2.2)
+
+
+def test_passes_inside_rounds_cost_their_factor_and_steps_do_not() -> None:
+    plain, dear = (MeasuredCosts(calibration(in_rounds=f)) for f in (1.0, 1.1))
+    for n, factor in ((1, 1.0), (2, 1.1), (8, 1.1)):
+        assert dear.matrix("Q8_0", 1e9, 1e9, n, "llama") == pytest.approx(
+            factor * plain.matrix("Q8_0", 1e9, 1e9, n, "llama")
+        )
+        assert dear.experts("Q8_0", 1e9, 1e9, 32, 4, n, "qwen3moe") == pytest.approx(
+            factor * plain.experts("Q8_0", 1e9, 1e9, 32, 4, n, "qwen3moe")
+        )
+        assert dear.fixed("llama", 12, n) == plain.fixed("llama", 12, n)
 
 
 def test_busy_machines_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

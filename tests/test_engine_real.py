@@ -15,11 +15,13 @@ from advisor.llamacpp import calibrate as calibrating
 from advisor.llamacpp.confirm import confirm, forced_rates
 from advisor.llamacpp.find import Engine, find_engine
 from advisor.llamacpp.preflight import preflight
+from advisor.llamacpp.probe import MATCH, MOST_VERIFIED, time_ratio, time_verifications
 from advisor.llamacpp.prompts import Prompt, prompts_for
-from advisor.llamacpp.server import Server, ServerOptions
+from advisor.llamacpp.server import NgramShape, Server, ServerOptions
 from advisor.llamacpp.synthetic import (
     CYCLE,
     FIRST_TOKEN,
+    KNOWN,
     TYPES,
     Architecture,
     Recipe,
@@ -81,7 +83,7 @@ def test_every_architecture_drafts(
     assert preflight(models[target], models[draft] if draft else None, method, engine) == []
     with Server(engine, options) as server:
         server.prove_speculation()
-        answer = server.client.complete(chain_prompt(512, 30), 25, ignore_eos=True)
+        answer = server.client.complete(chain_prompt(512, KNOWN), 25, ignore_eos=True)
         assert answer.drafted
         if forced:
             assert answer.accepted is not None
@@ -92,6 +94,32 @@ def test_every_architecture_drafts(
             assert answer.tokens is not None
             assert all(b == following[a] for a, b in zip(answer.tokens, answer.tokens[1:], strict=False))
             assert answer.accepted == answer.drafted
+
+
+def test_verifications_are_rounds_of_their_length(engine: Engine, models: dict[str, Path]) -> None:
+    options = ServerOptions(
+        model=str(models["llama"]),
+        method="ngram-simple",
+        draft_max=MOST_VERIFIED - 1,
+        ngram=NgramShape(match=MATCH),
+        threads=1,
+        context_checkpoints=0,
+    )
+    with Server(engine, options) as server:
+        timed = time_verifications(server, (2, 5, MOST_VERIFIED), 512, budget=0, least=2, most=2)
+        deep = time_verifications(server, (4,), 512, budget=0, least=2, most=2, depth=200)
+    assert timed.verified
+    # Only requests that were one round of exactly n accepted tokens are counted.
+    assert {n: t.count for n, t in timed.passes.items()} == {1: 2, 2: 2, 5: 2, MOST_VERIFIED: 2}
+    assert {n: t.count for n, t in deep.passes.items()} == {1: 2, 4: 2}
+    assert timed.step.count == deep.step.count == 2
+    plain = options.model_copy(update={"method": "none", "draft_max": None})
+    short = options.model_copy(update={"draft_max": 3, "ngram": NgramShape(match=3)})
+    with Server(engine, plain) as one, Server(engine, short) as other:
+        ratio = time_ratio(one, other, 512, 3, rounds=4, repetitions=2)
+    assert ratio.count == 2
+    assert ratio.drafted == pytest.approx(3)
+    assert ratio.ratio > 0
 
 
 def test_every_block_type_runs(engine: Engine, tmp_path: Path) -> None:

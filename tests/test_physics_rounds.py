@@ -154,6 +154,16 @@ def test_a_remote_host_adds_its_network(dense: ModelDescription) -> None:
     assert seconds(1.0, 8) > seconds(1.0)
 
 
+def test_a_draft_is_spread_like_its_target_over_the_cards_of_one_host(small: ModelDescription) -> None:
+    both = "RTX 3090 + GTX 1080 Ti"
+    fast, slow = (plan_of(small, on(name), fitted_costs, draft=True).seconds(1) for name in ("RTX 3090", "GTX 1080 Ti"))
+    spread = plan_of(small, on(both), fitted_costs, draft=True)
+    assert len(spread.tiers) == 2
+    assert fast < spread.seconds(1) < slow + 1e-4  # and a hop
+    second = plan_of(small, on(both, draft_device="second"), fitted_costs, draft=True)
+    assert second.seconds(1) == pytest.approx(slow)
+
+
 def test_a_slower_backend_of_the_same_chip_is_not_confused(dense: ModelDescription) -> None:
     assert plan_of(dense, on("395", "vulkan"), fitted_costs) is not plan_of(dense, on("395", "rocm"), fitted_costs)
 

@@ -336,6 +336,9 @@ def draft_placement_flags(setup: Setup) -> list[str]:
     prefix = _DEVICE_PREFIX.get(setup.backend)
     if setup.placement.draft_device == "second" and prefix:
         flags += ["-devd", f"{prefix}1"]
+    elif setup.placement.rpc and prefix:
+        # A draft pass over the network would cost its latency for every token.
+        flags += ["-devd", ",".join(f"{prefix}{i}" for i in range(len(setup.hardware.devices)))]
     return flags
 
 

@@ -270,6 +270,7 @@ def _extras() -> list[Check]:
     for extra, modules, what in (
         ("embedded", ("xllamacpp",), "llama.cpp's server inside Python"),
         ("report", ("vl_convert",), "charts in reports"),
+        ("lmstudio", ("lmstudio",), "a running LM Studio, measured with a draft length per request"),
     ):
         if all(find_spec(module) for module in modules):
             checks.append(Check(name=f"extra {extra}", status="works", found=what))

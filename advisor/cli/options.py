@@ -126,3 +126,15 @@ NCpuMoe = Annotated[
 ]
 CacheTypeK = Annotated[str, typer.Option("--cache-type-k", "-ctk", help="KV cache type of keys: f16, q8_0, q4_0 ...")]
 CacheTypeV = Annotated[str, typer.Option("--cache-type-v", "-ctv", help="KV cache type of values.")]
+DraftMax = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option("--draft-max", "-k", help="Most tokens drafted per round; default: llama.cpp's (3 for models)."),
+]
+Best = Annotated[bool, typer.Option("--best", help="Use the best draft length instead of the default one.")]
+Acceptance = Annotated[
+    Optional[float],  # noqa: UP045
+    typer.Option("--acceptance", "-a", help="Accepted / drafted as reported by llama.cpp or LM Studio, 0 to 1."),
+]
+Temperature = Annotated[float, typer.Option("--temperature", help="Sampling temperature of the target.")]
+PMin = Annotated[float, typer.Option("--p-min", help="Drafting stops below this probability.")]
+Force = Annotated[bool, typer.Option("--force", help="Predict although the tokenizers do not match.")]

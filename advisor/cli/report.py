@@ -42,18 +42,12 @@ def report(
     bandwidth: options.Bandwidth = None,
     memory: options.Memory = None,
     method: options.MethodName = None,
-    draft_max: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option("--draft-max", "-k", help="Most tokens drafted per round; default: llama.cpp's (3 for models)."),
-    ] = None,
-    best: Annotated[bool, typer.Option("--best", help="Use the best draft length instead of the default one.")] = False,
-    acceptance: Annotated[
-        Optional[float],  # noqa: UP045
-        typer.Option("--acceptance", "-a", help="Accepted / drafted as reported by llama.cpp or LM Studio, 0 to 1."),
-    ] = None,
+    draft_max: options.DraftMax = None,
+    best: options.Best = False,
+    acceptance: options.Acceptance = None,
     task: options.TaskName = None,
-    temperature: Annotated[float, typer.Option("--temperature", help="Sampling temperature of the target.")] = 0.0,
-    p_min: Annotated[float, typer.Option("--p-min", help="Drafting stops below this probability.")] = 0.0,
+    temperature: options.Temperature = 0.0,
+    p_min: options.PMin = 0.0,
     context: options.Context = 0,
     parallel: options.Parallel = 1,
     gpu_layers: options.GpuLayers = None,
@@ -61,7 +55,7 @@ def report(
     n_cpu_moe: options.NCpuMoe = 0,
     cache_type_k: options.CacheTypeK = "f16",
     cache_type_v: options.CacheTypeV = "f16",
-    force: Annotated[bool, typer.Option("--force", help="Predict although the tokenizers do not match.")] = False,
+    force: options.Force = False,
     json: options.Json = False,
 ) -> None:
     """Write a report on one or several pairs and machines: HTML to look at, Markdown or JSON to pass on.

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
+from statistics import median
 
 from advisor.base import Figure
 from advisor.errors import AdvisorError, CancelledError, EngineError
@@ -23,9 +24,19 @@ from advisor.hardware.machine import Backend, Device, Hardware, Setup
 from advisor.llamacpp.confirm import Progress, Report, forced_rates
 from advisor.llamacpp.contention import ContentionMeter
 from advisor.llamacpp.find import Engine, find_engine, list_devices
-from advisor.llamacpp.probe import PassTimings, RoundTiming, time_passes, time_rounds
+from advisor.llamacpp.probe import (
+    MATCH,
+    MOST_VERIFIED,
+    PassTimings,
+    RatioTiming,
+    RoundTiming,
+    time_passes,
+    time_ratio,
+    time_rounds,
+    time_verifications,
+)
 from advisor.llamacpp.server import Cancel, NgramShape, Server, ServerOptions
-from advisor.llamacpp.synthetic import Recipe, write_synthetic
+from advisor.llamacpp.synthetic import KNOWN, Recipe, write_synthetic
 from advisor.models.description import ModelDescription
 from advisor.performance.measured import (
     Calibration,
@@ -62,6 +73,8 @@ _BACKENDS: tuple[tuple[str, Backend], ...] = (
     ("CUDA", "cuda"), ("ROCM", "rocm"), ("HIP", "rocm"), ("VULKAN", "vulkan"), ("MTL", "metal"), ("METAL", "metal"),
     ("SYCL", "sycl"), ("GPUOPENCL", "opencl"), ("OPENCL", "opencl"),
 )  # fmt: skip
+_STAIR = 1.3
+"""Largest ratio of a pass to the next longer one that is taken for real: kernels of 4 columns run 3 at 4/3 at most."""
 BUSY = 0.15
 """Share of the processors used by others from which a calibration is called disturbed."""
 
@@ -182,6 +195,15 @@ _NARROW = _thin("dense", layers=4)
 """Target and draft of the overhead probes: hardly anything but overhead."""
 
 
+_ORDINARY = Recipe(
+    architecture="llama", name="ordinary", layers=8, width=768, heads=12, kv_heads=4, ffn=3072, quant="Q8_0",
+    vocabulary=16384,
+)  # fmt: skip
+"""A model of ordinary proportions, larger than a processor's cache."""
+_IN_ROUNDS = (0.8, 1.5)
+"""Bounds of the factor found with it; anything beyond is a disturbed measurement."""
+
+
 class _Calibrator:
     """One calibration while it goes on."""
 
@@ -239,14 +261,21 @@ class _Calibrator:
             self._descriptions[path] = describe(str(path))
         return self._descriptions[path]
 
-    def passes(
-        self, path: Path, columns: Sequence[int], vocabulary: int, budget: float, message: str, depth: int = 0
-    ) -> PassTimings:
+    def prompts(self, path: Path, columns: Sequence[int], vocabulary: int, budget: float, message: str) -> PassTimings:
+        """T(n) by prompts: recurrent models, whose rounds hold checkpoints, and models of the user."""
         self.say(message)
         with Server(self.engine, self.options(path), cancel=self.cancel) as server:
             time_passes(server, columns, vocabulary, budget=0, least=1, most=1, meter=self.meter)
-            return time_passes(
-                server, columns, vocabulary, budget=budget * self.patience, depth=depth, meter=self.meter
+            return time_passes(server, columns, vocabulary, budget=budget * self.patience, meter=self.meter)
+
+    def passes(self, path: Path, columns: Sequence[int], budget: float, message: str, depth: int = 0) -> PassTimings:
+        """T(n) by verifications, of a chain model with a small vocabulary."""
+        self.say(message)
+        options = self.options(path, method="ngram-simple", draft_max=MOST_VERIFIED - 1, ngram=NgramShape(match=MATCH))
+        with Server(self.engine, options, cancel=self.cancel) as server:
+            time_verifications(server, columns, _SMALL, budget=0, least=1, most=1, meter=self.meter)
+            return time_verifications(
+                server, columns, _SMALL, budget=budget * self.patience, depth=depth, meter=self.meter
             )
 
     def rounds(
@@ -263,43 +292,62 @@ class _Calibrator:
         )
         with Server(self.engine, options, cancel=self.cancel) as server:
             return time_rounds(
-                server, target.vocabulary, k, rounds=16, repetitions=max(3, round(6 * self.patience)), replays=replays,
+                server, target.vocabulary, k, rounds=16, repetitions=max(3, round(10 * self.patience)), replays=replays,
                 meter=self.meter,
             )  # fmt: skip
+
+    def ratio(self, target: Recipe, method: Method, k: int, message: str, draft: Recipe | None = None) -> RatioTiming:
+        """Rounds in decode steps of a second, plain server."""
+        self.say(f"{message}, draft length {k}")
+        plain = self.options(self.file(target))
+        options = plain.model_copy(
+            update={
+                "draft": str(self.file(draft)) if draft else None,
+                "method": method,
+                "draft_max": k,
+                "ngram": NgramShape(match=min(k, 4)) if method == "ngram-simple" else NgramShape(),
+            }
+        )
+        with (
+            Server(self.engine, plain, cancel=self.cancel) as one,
+            Server(self.engine, options, cancel=self.cancel) as other,
+        ):
+            return time_ratio(
+                one, other, target.vocabulary, k, repetitions=max(3, round(5 * self.patience)), meter=self.meter
+            )
 
     # ---- the plan
 
     def run(self, models: Sequence[Path | str]) -> Calibration:
         """Everything in order: each step may use what the steps before found."""
-        self.total = 20 + len(TYPES) + len(EXPERT_TYPES) + 2 * len(models)
+        self.total = 42 + len(TYPES) + len(EXPERT_TYPES) + 2 * len(models)
         began = time.monotonic()
         backend = backend_of(self.engine)
         # A first look, to size the probes for this machine.
-        first = self.passes(self.file(_wide("Q8_0", _BYTES)), (1,), _SMALL, 0.3, "first look")
+        first = self.passes(self.file(_wide("Q8_0", _BYTES)), (1,), 0.3, "first look")
         self.drop(_wide("Q8_0", _BYTES))
         if (share := self.meter.share) is not None and share > BUSY:
             self.say(f"careful: other programs use {share:.0%} of the processors")
         nbytes = min(_MOST_BYTES, _BYTES * max(1.0, _PASS / first.step.seconds))
 
-        short = self.passes(self.file(_thin("dense", layers=2)), _FEW, _SMALL, 1.0, "time per step")
-        long = self.passes(self.file(_thin("dense")), _FEW, _SMALL, 1.5, "time per layer")
+        thin, thick = self.file(_thin("dense", layers=2)), self.file(_thin("dense"))
+        read = [self.prompts(f, (1,), _SMALL, 0.4, "time to read a prompt") for f in (thin, thick)]
         self.prompt_constant, self.prompt_per_layer = _line(
-            (2, short.passes[1].seconds - short.step.seconds), (24, long.passes[1].seconds - long.step.seconds)
+            *((n, t.passes[1].seconds - t.step.seconds) for n, t in zip((2, 24), read, strict=True))
         )
+        short = self.passes(thin, _FEW, 1.5, "time per step")
+        long = self.passes(thick, _FEW, 2.5, "time per layer")
         # Blocks of 2 and 24 layers share everything but their number: the intercept is the step itself.
         step, _ = _line((2, short.step.seconds), (24, long.step.seconds))
         self.step = max(step, 0.0)
-        longest = self.corrected(long, 24)
         # A first guess that takes the narrow blocks' own matrices for overhead; corrected below.
-        dense_layer = Curve(
-            columns=tuple(sorted(longest)),
-            values=tuple(max(longest[n] - self.step, 1e-9) / 24 for n in sorted(longest)),
-        )
+        raw = {n: t.seconds / 24 for n, t in long.passes.items()}
+        dense_layer, self.rebuild = through_first(max(long.step.seconds - self.step, 0.0) / 24, raw)
 
         matrices = []
         for quant in TYPES:
             recipe = _wide(quant, nbytes)
-            timed = self.passes(self.file(recipe), COLUMNS, _SMALL, 2.0, f"matrices of type {quant}")
+            timed = self.passes(self.file(recipe), COLUMNS, 2.5, f"matrices of type {quant}")
             matrices.append(self._matrix_cost(quant, recipe, timed, dense_layer))
             self.drop(recipe)
         self.calibration = Calibration(
@@ -325,6 +373,7 @@ class _Calibrator:
         self._experts(nbytes)
         self._ngram()
         self._vocabulary()
+        self._in_rounds()
         self._drafting()
         self._rollback()
         self._check()
@@ -340,29 +389,24 @@ class _Calibrator:
     # ---- what each measurement means
 
     def corrected(self, timed: PassTimings, layers: int) -> dict[int, float]:
-        """T(n) without what reading a prompt costs on top of decoding [s]; T(1) is the decode step itself."""
-        extra = self.prompt_constant + self.prompt_per_layer * layers
+        """T(n) without what the instrument costs on top of decoding [s]; T(1) is the decode step itself."""
+        # A round alone builds its graph anew; in a running answer the graph of the round before is used again.
+        extra = self.rebuild * layers if timed.verified else self.prompt_constant + self.prompt_per_layer * layers
         values = {n: max(t.seconds - extra, 1e-7) for n, t in timed.passes.items()}
         values[1] = timed.step.seconds
-        return values
+        return without_spikes(values)
 
     def _matrix_cost(self, quant: str, recipe: Recipe, timed: PassTimings, layer: Curve) -> MatrixCost:
-        """Seconds per byte. The last block's feed-forward part sees one column only, whatever ``n``."""
+        """Seconds per byte of what a wide model streams beyond its steps and layers."""
         values = self.corrected(timed, recipe.layers)
         groups = [g for g in self.describe(self.file(recipe)).weights if g.quant == quant]
         streamed = sum(g.bytes for g in groups if g.role not in ("embedding", "head"))
-        last = sum(g.bytes for g in groups if g.role == "ffn") / recipe.layers
         columns = sorted(values)
         bare = {n: max(values[n] - self.step - recipe.layers * layer.at(n), 0.1 * values[n]) for n in columns}
-        one = bare[1] / streamed
         return MatrixCost(
             quant=quant,
             seconds_per_byte=Curve(
-                columns=tuple(columns),
-                values=tuple(
-                    one if n == 1 else max(bare[n] - last * one, 0.1 * bare[n]) / (streamed - last) for n in columns
-                ),
-                spread=_spread(timed),
+                columns=tuple(columns), values=tuple(bare[n] / streamed for n in columns), spread=_spread(timed)
             ),
         )
 
@@ -372,8 +416,8 @@ class _Calibrator:
             architecture="llama", name="attention", layers=8, width=256, heads=16, kv_heads=4, ffn=512, quant="Q8_0"
         )
         path, depth, columns = self.file(recipe), 1024, (1, 2, 4, 8, 16)
-        near = self.passes(path, columns, _SMALL, 0.8, "attention, short context")
-        far = self.passes(path, columns, _SMALL, 1.5, "attention, long context", depth=depth)
+        near = self.passes(path, columns, 0.8, "attention, short context")
+        far = self.passes(path, columns, 1.5, "attention, long context", depth=depth)
         nbytes = self.describe(path).kv_bytes(depth)
         shared = [n for n in columns if n in near.passes and n in far.passes]
         self.update(
@@ -388,38 +432,40 @@ class _Calibrator:
         layers = dict(self.calibration.layers)
         for family in ("sandwich", "experts", "delta", "convolution", "latent"):
             recipe = _thin(family)
-            timed = self.passes(self.file(recipe), _FEW, _SMALL, 1.0, f"time per layer: {family} blocks")
+            path, message = self.file(recipe), f"time per layer: {family} blocks"
+            recurrent = self.describe(path).is_recurrent
+            timed = (
+                self.prompts(path, _FEW, _SMALL, 1.0, message) if recurrent else self.passes(path, _FEW, 1.0, message)
+            )
             layers[family] = self._layer_curve(recipe, timed)
         self.update(layers=layers)
 
     def _layer_curve(self, recipe: Recipe, timed: PassTimings) -> Curve:
         """Seconds per block by columns: what the matrices of a narrow model leave unexplained."""
-        values = self.corrected(timed, recipe.layers)
-        known = self._without_layers(self.file(recipe), tuple(values))
-        columns = tuple(sorted(values))
-        return Curve(
-            columns=columns,
-            values=tuple(max((values[n] - known[n]) / recipe.layers, 1e-9) for n in columns),
-            spread=_spread(timed),
-        )
+        known = self._without_layers(self.file(recipe), tuple({1, *timed.passes}), timed.verified)
+        first = max((timed.step.seconds - known[1]) / recipe.layers, 1e-9)
+        rest = {n: (t.seconds - known[n]) / recipe.layers for n, t in timed.passes.items() if n > 1}
+        return through_first(first, rest)[0].model_copy(update={"spread": _spread(timed)})
 
-    def _without_layers(self, path: Path, columns: Sequence[int]) -> dict[int, float]:
+    def _without_layers(self, path: Path, columns: Sequence[int], verified: bool) -> dict[int, float]:
         """What the calibration so far charges for a model, time per layer and state left out [s]."""
         model = self.describe(path)
         zero = Curve(columns=(1,), values=(0.0,))
         bare = self.calibration.model_copy(
             update={"layers": {family_of_architecture(model.architecture): zero}, "state": zero}
         )
-        return self._predict(bare, model, columns)
+        return self._predict(bare, model, columns, verified)
 
-    def _predict(self, calibration: Calibration, model: ModelDescription, columns: Sequence[int]) -> dict[int, float]:
-        """Prompts of ``n`` tokens as a calibration charges them: one row of output, one sampled token [s]."""
+    def _predict(
+        self, calibration: Calibration, model: ModelDescription, columns: Sequence[int], verified: bool
+    ) -> dict[int, float]:
+        """Passes of ``n`` tokens as a calibration charges them, all rows with output and sampled or only one [s]."""
         from advisor.performance.passes import plan_of
 
         costs = MeasuredCosts(calibration)
         plan = plan_of(model, self.setup(), costs)
         sampled = costs.verified_token(model.vocabulary_size)
-        return {n: plan.seconds(n, 1) + sampled for n in columns}
+        return {n: plan.seconds(n, n if verified else 1) + (n if verified else 1) * sampled for n in columns}
 
     def setup(self) -> Setup:
         """A stand-in: which machine it is does not matter, every tier gets our costs."""
@@ -439,11 +485,11 @@ class _Calibrator:
         for quant in EXPERT_TYPES:
             recipe = _wide_experts(quant, nbytes)
             path = self.file(recipe)
-            timed = self.passes(path, _FEW, _SMALL, 2.0, f"experts of type {quant}")
+            timed = self.passes(path, _FEW, 2.0, f"experts of type {quant}")
             values = self.corrected(timed, recipe.layers)
             none = ExpertCost(quant=quant, read=0.0, pair=0.0)
             free = self.calibration.model_copy(update={"experts": (none,)})
-            rest = self._predict(free, self.describe(path), tuple(values))
+            rest = self._predict(free, self.describe(path), tuple(values), True)
             one = sum(g.bytes for g in self.describe(path).weights if g.role == "experts") / recipe.experts
             found.append(_fit_experts(quant, recipe, one, {n: values[n] - rest[n] for n in values}, _spread(timed)))
             self.drop(recipe)
@@ -470,6 +516,15 @@ class _Calibrator:
             for k in lengths
         ]
         self.update(sampling=max(0.0, (more[1] - more[0]) / (lengths[1] - lengths[0])) / recipe.vocabulary)
+
+    def _in_rounds(self) -> None:
+        """Rounds without a draft pass, on a model of ordinary shape: what the parts of a pass leave unexplained."""
+        over = []
+        for k in (1, 3, 5, 7):
+            measured = self.ratio(_ORDINARY, "ngram-simple", k, "rounds of an ordinary model").ratio
+            over.append(measured / self._round(self.calibration, "ngram-simple", _ORDINARY, None, k)[1])
+        low, high = _IN_ROUNDS
+        self.update(in_rounds=min(max(median(over), low), high))
 
     def _drafting(self) -> None:
         """Rounds of narrow models: what they cost beyond their passes is overhead of drafting."""
@@ -537,7 +592,7 @@ class _Calibrator:
             self.setup(),
             k,
             positions=(1.0,),
-            depth=30 + 6 * (k + 1),
+            depth=KNOWN + 6 * (k + 1),
             costs=MeasuredCosts(calibration),
         )
         return one.cost.milliseconds / 1000, one.cost.cost
@@ -546,11 +601,11 @@ class _Calibrator:
         """A hybrid with much state against the thin one: per byte of state by columns, per snapshot, per checkpoint."""
         heavy = _HEAVY
         path = self.file(heavy)
-        timed = self.passes(path, _FEW, _SMALL, 1.5, "recurrent state")
+        timed = self.prompts(path, _FEW, _SMALL, 1.5, "recurrent state")
         values = self.corrected(timed, heavy.layers)
         model = self.describe(path)
         zero = self.calibration.model_copy(update={"state": Curve(columns=(1,), values=(0.0,)), "state_copy": 0.0})
-        rest = self._predict(zero, model, tuple(values))
+        rest = self._predict(zero, model, tuple(values), False)
         columns = tuple(sorted(values))
         # The time per delta layer was taken with the thin model's own state in it: separate the two.
         thin = _thin("delta")
@@ -590,7 +645,7 @@ class _Calibrator:
     def _check(self) -> None:
         """Rounds of other models than those measured: how well the parts add up."""
         target = Recipe(
-            architecture="llama", name="check", layers=6, width=768, heads=12, kv_heads=4, ffn=3072, quant="Q8_0",
+            architecture="llama", name="check", layers=10, width=640, heads=10, kv_heads=2, ffn=2560, quant="Q8_0",
             vocabulary=8192,
         )  # fmt: skip
         draft = Recipe(
@@ -598,7 +653,7 @@ class _Calibrator:
             vocabulary=8192,
         )  # fmt: skip
         hybrid = Recipe(
-            architecture="qwen35", name="check-hybrid", layers=8, width=768, heads=12, kv_heads=4, ffn=2048,
+            architecture="qwen35", name="check-hybrid", layers=12, width=768, heads=12, kv_heads=4, ffn=2048,
             quant="Q8_0", vocabulary=8192, mtp=True, state=64, key_heads=4, value_heads=8,
         )  # fmt: skip
         routed = Recipe(
@@ -615,14 +670,13 @@ class _Calibrator:
         for one, helper, method, k in pairs:
             if not self.engine.capabilities.supports(method):
                 continue
-            base = self.passes(self.file(one), (1,), one.vocabulary, 0.2, f"checking {one.name}").step.seconds
-            seconds = self.rounds(one, method, k, f"checking {one.name}, {method}", helper).timing.seconds
+            measured = self.ratio(one, method, k, f"checking {one.name}, {method}", helper).ratio
             checks.append(
                 Check(
                     name=one.name,
                     method=method,
                     draft_max=k,
-                    measured=seconds / base,
+                    measured=measured,
                     predicted=self._round(self.calibration, method, one, helper, k)[1],
                 )
             )
@@ -633,13 +687,48 @@ class _Calibrator:
         model = self.describe(path)
         if model.kind != "model":
             raise EngineError(f"{path.name} is a {model.kind} file, not a model.", "Name a target model.")
-        timed = self.passes(path, _FEW, model.vocabulary_size or _SMALL, 4.0, f"your model {path.name}")
+        timed = self.prompts(path, _FEW, model.vocabulary_size or _SMALL, 4.0, f"your model {path.name}")
         values = self.corrected(timed, len(model.layers))
-        parts = self._predict(self.calibration, model, tuple(values))
+        parts = self._predict(self.calibration, model, tuple(values), False)
         columns = tuple(sorted(values))
         ratio = Curve(columns=columns, values=tuple(values[n] / parts[n] for n in columns), spread=_spread(timed))
         others = tuple(c for c in self.calibration.corrections if c.architecture != model.architecture)
         self.update(corrections=(*others, Correction(architecture=model.architecture, model=model.name, ratio=ratio)))
+
+
+def through_first(first: float, others: dict[int, float]) -> tuple[Curve, float]:
+    """Small operations by columns: a straight line through the decode step, and what all others lie above it.
+
+    Launches do not depend on columns and the rest grows with them. Longer passes are measured one at a time, which
+    costs each the same on top (a new graph, threads that wake up); their slope is free of it.
+
+    Args:
+        first: time of one column.
+        others: time of more columns, with that surcharge; one column is ignored.
+
+    Returns:
+        The line, and the surcharge.
+    """
+    points = sorted((n, value) for n, value in others.items() if n > 1)
+    slopes = [(b - a) / (m - n) for i, (n, a) in enumerate(points) for m, b in points[i + 1 :]]
+    slope = max(0.0, median(slopes)) if slopes else 0.0
+    columns = (1, *(n for n, _ in points))
+    line = tuple(first + slope * (n - 1) for n in columns)
+    over = [value - at for (_, value), at in zip(points, line[1:], strict=True)]
+    return Curve(columns=columns, values=line), max(0.0, median(over)) if over else 0.0
+
+
+def without_spikes(values: dict[int, float]) -> dict[int, float]:
+    """Times by columns with what only a disturbance explains cut off.
+
+    Kernels work in steps, so a longer pass may be cheaper than a shorter one, but by no more than ``_STAIR``.
+    """
+    found: dict[int, float] = {}
+    limit = math.inf
+    for n in sorted(values, reverse=True):
+        found[n] = min(values[n], limit)
+        limit = _STAIR * found[n]
+    return {n: found[n] for n in values}
 
 
 def _line(one: tuple[float, float], two: tuple[float, float]) -> tuple[float, float]:
@@ -657,21 +746,23 @@ def _spread(timed: PassTimings) -> float:
 def _fit_experts(quant: str, recipe: Recipe, one: float, seconds: dict[int, float], spread: float) -> ExpertCost:
     """Seconds per byte per distinct expert and per (token, expert) pair; non-negative least squares, relative.
 
-    ``seconds`` are those of prompts, in which the last block sees one row only.
+    Args:
+        quant: type of the experts.
+        recipe: the model they were measured on.
+        one: bytes of one expert in all layers.
+        seconds: what its passes of ``n`` tokens spent on experts.
+        spread: relative spread of the passes.
     """
     import numpy as np
     from scipy.optimize import nnls
 
     rows, right = [], []
-    last, used = 1 / recipe.layers, recipe.experts_used
+    used = recipe.experts_used
     for n, value in seconds.items():
         if value <= 0:
             continue
         distinct = recipe.experts * (1 - (1 - used / recipe.experts) ** n)
-        full = 1.0 if n == 1 else 1 - last
-        rows.append(
-            [one * (full * distinct + (1 - full) * used) / value, one * (full * used * n + (1 - full) * used) / value]
-        )
+        rows.append([one * distinct / value, one * used * n / value])
         right.append(1.0)
     if not rows:
         raise EngineError(f"Experts of type {quant} could not be told apart from the rest of the pass.", "Try again.")

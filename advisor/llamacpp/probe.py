@@ -1,8 +1,11 @@
 """Timing single passes and rounds through a running server: the instruments of a calibration.
 
-A prompt of exactly ``n`` tokens on an empty context is one pass of ``n`` tokens with logits for the last row: its
-``prompt_ms`` is T(n). It works for every architecture, recurrent ones included. Rounds are timed on chain models
-(:mod:`advisor.llamacpp.synthetic`), whose drafts are right by construction.
+Two instruments give T(n):
+
+* a **verification** (:func:`time_verifications`): on a chain model (:mod:`advisor.llamacpp.synthetic`) n-gram drafts
+  are right by construction, so a request of ``n`` + 1 tokens is one round that verifies ``n``, output rows and all;
+* a **prompt** (:func:`time_passes`): ``n`` tokens on an empty context are one pass with one row of output. It works for
+  every model and architecture, recurrent ones included, but reading a prompt costs a little more than decoding.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from advisor.errors import EngineError
 from advisor.llamacpp.contention import ContentionMeter
 from advisor.llamacpp.server import Server
 from advisor.llamacpp.statistics import spread
-from advisor.llamacpp.synthetic import chain_prompt, mixed_prompt
+from advisor.llamacpp.synthetic import KNOWN, chain_prompt, mixed_prompt
 
 _PATIENCE = 4.0
 """A measurement may take this many times its budget before fewer repetitions than planned have to do."""
@@ -46,10 +49,72 @@ def summarise(seconds: Sequence[float], busy: bool = False) -> Timing:
 
 
 class PassTimings(Frozen):
-    """T(n) of one model with logits of the last row, and its decode step, taken in turn [s]."""
+    """T(n) of one model and its decode step, taken in turn [s]."""
 
     passes: dict[int, Timing]
     step: Timing
+    """One step of a running answer."""
+    verified: bool
+    """Whether the passes were verifications, with output for every row, or prompts, with one."""
+
+
+MOST_VERIFIED = 32
+"""Longest verification :func:`time_verifications` may be asked for [tokens]; fewer than a cycle of the chain."""
+MATCH = 4
+"""Tokens an n-gram must match on a server for :func:`time_verifications`."""
+
+
+def time_verifications(
+    server: Server,
+    columns: Sequence[int],
+    vocabulary: int,
+    *,
+    budget: float,
+    least: int = 3,
+    most: int = 15,
+    depth: int = 0,
+    steps: int = 8,
+    meter: ContentionMeter | None = None,
+) -> PassTimings:
+    """T(n) as a round of verification costs it; single rounds hold the start of a request, and so does T(1).
+
+    Args as in :func:`time_passes`, but for ``server``, which drafts by ``ngram-simple`` with a draft length of
+    ``MOST_VERIFIED - 1`` and ``MATCH``, and holds a chain model.
+
+    Raises:
+        EngineError: nothing could be timed.
+    """
+    meter = meter or ContentionMeter()
+    seconds: dict[int, list[float]] = {n: [] for n in {1, *columns}}
+    decode: list[float] = []
+    prefix = mixed_prompt(vocabulary, depth, 7) + chain_prompt(vocabulary, KNOWN)
+    # The same prompt over and over: all but its last token stay in the cache.
+    server.client.complete(prefix, 1, cache_prompt=True, ignore_eos=True)
+    order = sorted(seconds)
+    shuffle = random.Random(1)
+    began = time.monotonic()
+    for sweep in range(most):
+        shuffle.shuffle(order)
+        for n in order:
+            with meter.during(server):
+                answer = server.client.complete(prefix, n + 1, cache_prompt=True, ignore_eos=True)
+            if answer.predicted == n + 1 and (answer.accepted or 0) == n - 1:
+                seconds[n].append(answer.predicted_ms / 1000)
+        # From the middle of a cycle nothing repeats within a few steps, so these are not drafted.
+        fresh = prefix[:depth] + chain_prompt(vocabulary, 4, 1)
+        with meter.during(server):
+            answer = server.client.complete(fresh, steps + 1, cache_prompt=True, ignore_eos=True)
+        if answer.predicted > 1 and not answer.drafted:
+            decode.append(answer.predicted_ms / 1000 / (answer.predicted - 1))
+        server.client.complete(prefix, 1, cache_prompt=True, ignore_eos=True)
+        passed = time.monotonic() - began
+        if (sweep + 1 >= least and passed > budget) or (sweep >= 1 and passed > _PATIENCE * budget):
+            break
+    return PassTimings(
+        passes={n: summarise(values, meter.busy) for n, values in seconds.items() if values},
+        step=summarise(decode, meter.busy),
+        verified=True,
+    )
 
 
 def time_passes(
@@ -107,6 +172,7 @@ def time_passes(
     return PassTimings(
         passes={n: summarise(values, meter.busy) for n, values in seconds.items() if values},
         step=summarise(decode, meter.busy),
+        verified=False,
     )
 
 
@@ -120,6 +186,53 @@ class RoundTiming(Frozen):
     """Tokens accepted per round."""
 
 
+class RatioTiming(Frozen):
+    """Rounds in decode steps of the same minute: median over pairs of requests, relative spread, pairs."""
+
+    ratio: float
+    spread: float
+    count: int
+    drafted: float
+    """Tokens drafted per round."""
+
+
+def time_ratio(
+    plain: Server,
+    speculating: Server,
+    vocabulary: int,
+    draft_max: int,
+    *,
+    rounds: int = 12,
+    steps: int = 24,
+    repetitions: int = 5,
+    prompt: int = KNOWN,
+    meter: ContentionMeter | None = None,
+) -> RatioTiming:
+    """Rounds of one server against decode steps of another with the same model, in turn: slow drifts cancel.
+
+    Args as in :func:`time_rounds`; ``steps`` is the length of a plain request.
+
+    Raises:
+        EngineError: nothing was drafted or nothing could be timed.
+    """
+    meter = meter or ContentionMeter()
+    ratios, drafted = [], []
+    for i in range(repetitions + 1):
+        with meter.during(plain):
+            base = plain.client.complete(chain_prompt(vocabulary, prompt, i), steps + 1, ignore_eos=True)
+        one = time_rounds(
+            speculating, vocabulary, draft_max, rounds=rounds, repetitions=1, prompt=prompt, first=i, meter=meter
+        )
+        if i and base.predicted > 1:  # the first pair warms up
+            ratios.append(one.timing.seconds / (base.predicted_ms / 1000 / (base.predicted - 1)))
+            drafted.append(one.drafted)
+    if not ratios:
+        raise EngineError("Nothing could be timed.", "Try again, or give more time.")
+    return RatioTiming(
+        ratio=median(ratios), spread=spread(ratios), count=len(ratios), drafted=sum(drafted) / len(drafted)
+    )
+
+
 def time_rounds(
     server: Server,
     vocabulary: int,
@@ -127,8 +240,9 @@ def time_rounds(
     *,
     rounds: int = 12,
     repetitions: int = 3,
-    prompt: int = 30,
+    prompt: int = KNOWN,
     replays: bool = False,
+    first: int | None = None,
     meter: ContentionMeter | None = None,
 ) -> RoundTiming:
     """Rounds of a speculating server on a chain prompt.
@@ -138,8 +252,9 @@ def time_rounds(
         vocabulary: of the synthetic model.
         draft_max: its draft length.
         rounds: about how many rounds per request.
-        repetitions: requests that count; one more warms up.
-        prompt: tokens of context; at least two cycles for n-gram methods.
+        repetitions: requests that count; one more warms up, unless ``first`` is given.
+        prompt: tokens of context.
+        first: number of the first request's text; the server is warm then.
         replays: whether partly accepted rounds are decoded again (recurrent targets with checkpoints).
         meter: notices other programs.
 
@@ -152,7 +267,7 @@ def time_rounds(
     seconds: list[float] = []
     drafted = accepted = total = 0
     began = time.monotonic()
-    for i in range(repetitions + 1):
+    for i in range(repetitions + 1) if first is None else range(first, first + repetitions):
         if len(seconds) >= 2 and time.monotonic() - began > _LONGEST:
             break
         before = server.client.counters()
@@ -163,7 +278,7 @@ def time_rounds(
         after = server.client.counters()
         if not answer.drafted:
             raise not_drafted(server.options, server.log())
-        if i == 0:
+        if i == 0 and first is None:
             continue
         count = answer.predicted - 1 - (answer.accepted or 0)
         if replays and before is not None and after is not None:

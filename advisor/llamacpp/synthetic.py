@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 Architecture = Literal[
     "llama", "qwen3moe", "gpt-oss", "qwen35", "lfm2", "gemma3", "deepseek2", "eagle3", "dflash"
 ]  # fmt: skip
-CYCLE = 12
-"""Length of the cycles of the chain [tokens]."""
+CYCLE = 40
+"""Length of the cycles of the chain [tokens]: an n-gram draft copies at most one cycle."""
+KNOWN = CYCLE + 8
+"""Length of a prompt after which every n-gram table knows the chain [tokens]."""
 _CONTROL = 8
 _BYTES = 256
 FIRST_TOKEN = _CONTROL + _BYTES
@@ -192,7 +194,7 @@ def successors(vocabulary: int, scramble: float = 0.0, seed: int = 1) -> list[in
 
 
 def chain_prompt(vocabulary: int, length: int, start: int = 0) -> list[int]:
-    """Token ids that walk along the chain: after one cycle every n-gram table knows what comes next."""
+    """Token ids that walk along the chain: after :data:`KNOWN` of them every n-gram table knows what comes next."""
     cycles = (vocabulary - FIRST_TOKEN) // CYCLE
     first = FIRST_TOKEN + (start % cycles) * CYCLE
     return [first + i % CYCLE for i in range(length)]

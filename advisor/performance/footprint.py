@@ -414,8 +414,9 @@ class Footprint:
     def _homes(self, model: ModelDescription, *, draft: bool = False) -> Homes:
         placement, host = self.setup.placement, self.host
         count = len(model.layers)
+        here = self.local[-len(self.setup.hardware.devices) :]  # without RPC devices
         if draft and placement.draft_device != "same":
-            only: Home = ((host if placement.draft_device == "host" else self.local[min(1, len(self.local) - 1)], 1.0),)
+            only: Home = ((host if placement.draft_device == "host" else here[min(1, len(here) - 1)], 1.0),)
             return Homes((only,) * count, only)
         first, offloaded = 0, count + 1
         if not draft and placement.gpu_layers is not None and host not in self.local:
@@ -423,6 +424,9 @@ class Footprint:
             offloaded = min(placement.gpu_layers, count + 1)
             first = count + 1 - offloaded
         shares = self._shares()
+        if draft and placement.rpc:  # drafts stay off the network (``-devd``)
+            kept = [(index, share) for index, share in shares if index in here] or [(here[0], 1.0)]
+            shares = [(index, share / sum(s for _, s in kept)) for index, share in kept]
         on_host: Home = ((host, 1.0),)
         if placement.split in ("row", "tensor") and len(shares) > 1:
             everywhere: Home = tuple(shares)

@@ -3,8 +3,8 @@
 Nothing here is a formula of the hardware: columns cost what they were seen to cost, stairs and kernel switches
 included. Per pass of ``n`` tokens::
 
-    matrix  = bytes * stream[q] * columns[q](n)
-    experts = bytes per expert * (read * distinct(n) + pair * used * n)
+    matrix  = bytes * stream[q] * columns[q](n) * in_rounds          (in_rounds only for n > 1)
+    experts = bytes per expert * (read * distinct(n) + pair * used * n) * in_rounds
     fixed   = step + layers * layer[family](n)
     cache   = bytes * cache(n)                       state = bytes * (state(n) + copies * copy)
 """
@@ -157,6 +157,8 @@ class Calibration(Frozen):
     drafting: dict[str, DraftCost] = Field(default={})
     rounds: dict[str, float] = Field(default={})
     """Seconds per round that depend on nothing else, by method."""
+    in_rounds: float = 1.0
+    """What a pass of several tokens costs inside a round, over the same pass as a prompt."""
     corrections: tuple[Correction, ...] = ()
     checks: tuple[Check, ...] = ()
 
@@ -237,6 +239,10 @@ class MeasuredCosts:
         ratio = self._corrections.get(architecture)
         return ratio.at(n) if ratio is not None else 1.0
 
+    def _work(self, architecture: str, n: int) -> float:
+        """The same for weights, which cost more inside a round than in a prompt of as many tokens."""
+        return self._factor(architecture, n) * (self.calibration.in_rounds if n > 1 else 1.0)
+
     def fixed(self, architecture: str, layers: float, n: int) -> float:
         """Small operations of the blocks and the step around them [s]."""
         known = self.calibration.layers
@@ -246,7 +252,7 @@ class MeasuredCosts:
     def matrix(self, quant: str, nbytes: float, parameters: float, n: int, architecture: str) -> float:
         """One pass over dense matrices [s]."""
         curve, factor = self._curve(quant)
-        return nbytes * factor * curve.at(n) * self._factor(architecture, n)
+        return nbytes * factor * curve.at(n) * self._work(architecture, n)
 
     def experts(
         self, quant: str, nbytes: float, parameters: float, count: int, used: float, n: int, architecture: str
@@ -255,7 +261,7 @@ class MeasuredCosts:
         distinct = count * (1.0 - (1.0 - used / count) ** n)
         one = nbytes / count
         cost = self._expert(quant)
-        return one * (cost.read * distinct + cost.pair * used * n) * self._factor(architecture, n)
+        return one * (cost.read * distinct + cost.pair * used * n) * self._work(architecture, n)
 
     def _expert(self, quant: str) -> ExpertCost:
         found = self._experts.get(quant.upper())

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Union
 
 from advisor.base import Frozen
 from advisor.errors import InputError
-from advisor.hardware.machine import Backend, Device, Hardware, Setup
+from advisor.hardware.machine import Backend, Device, Hardware, Placement, Setup
 from advisor.models.architectures import WHOLE_LAST_BLOCK
 from advisor.models.description import LOOKED_UP, MTP_ROLES, Layer, ModelDescription, cache_element_bytes
 from advisor.performance.costs import CostModel
@@ -385,7 +385,7 @@ def _output_device(setup: Setup) -> tuple[Device, Backend]:
 
 
 def draft_device(setup: Setup) -> tuple[Device, Backend]:
-    """Where a draft model or drafter runs.
+    """Where a drafter runs, or a draft model that is not spread like its target.
 
     Raises:
         InputError: the placement names a device that the machine does not have.
@@ -419,8 +419,11 @@ def _lay_out(model: ModelDescription, setup: Setup, draft: bool) -> tuple[list[_
     host = hardware.host
     layers = model.layers
     if draft:
-        device, backend = draft_device(setup)
-        return [_Slice(device, backend, layers, True, layers)], 0.0, 0.0
+        if placement.draft_device != "same" or len(hardware.devices) == 1:
+            device, backend = draft_device(setup)
+            return [_Slice(device, backend, layers, True, layers)], 0.0, 0.0
+        # Like the target over all devices of this host; -ngl, --cpu-moe and RPC hosts are the target's alone.
+        placement = Placement(split=placement.split, tensor_split=placement.tensor_split)
 
     link = (hardware.link.value if hardware.link else PCIE_LINK) * 1e9
     hops = 0
@@ -441,18 +444,19 @@ def _lay_out(model: ModelDescription, setup: Setup, draft: bool) -> tuple[list[_
         )
         hops += 2 * len(host_experts)
 
-    workers: list[tuple[Device, Backend]] = [(d, setup.backend) for d in hardware.devices]
     slices: list[_Slice] = []
     if on_host or host_experts or output_on_host:
         assert host is not None
         slices.append(_Slice(host, "cpu", on_host, output_on_host, on_host + host_experts))
     kept_experts = [x for x in on_device if x not in host_experts] if host_experts else on_device
 
-    for remote in placement.rpc:
+    workers: list[tuple[Device, Backend]] = []
+    for remote in placement.rpc:  # llama.cpp fills RPC devices first, so that the output stays here
         workers += [(d, remote.hardware.backend) for d in remote.hardware.devices]
         # Each remote is entered and left once per pass.
         extra_seconds += 2 * remote.latency.value * 1e-3
         extra_per_byte += 2 / (remote.bandwidth.value * 1e9)
+    workers += [(d, setup.backend) for d in hardware.devices]
     if len(workers) == 1 or (placement.split == "none" and not placement.rpc):
         device, backend = workers[0]
         if on_device or not output_on_host:
