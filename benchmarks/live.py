@@ -16,6 +16,7 @@ import math
 import random
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -283,6 +284,25 @@ def quantile(values: list[float], q: float) -> float:
     return ordered[low] + (place - low) * (ordered[high] - ordered[low])
 
 
+def merged_points(points: list[Point]) -> list[Point]:
+    """The sessions of a case as one point per draft length: their medians, and how far they lie apart."""
+    found = []
+    for k in sorted({p.draft_max for p in points}):
+        mine = [p for p in points if p.draft_max == k]
+        middle = median(p.round_cost for p in mine)
+        found.append(
+            mine[0].model_copy(
+                update={
+                    "round_cost": middle,
+                    "spread": median(abs(p.round_cost / middle - 1) for p in mine) if len(mine) > 1 else mine[0].spread,
+                    "drafted": sum(p.drafted for p in mine) / len(mine),
+                    "base_ms": median(p.base_ms for p in mine),
+                }
+            )
+        )
+    return found
+
+
 class Row(NamedTuple):
     """One case of the report."""
 
@@ -290,14 +310,39 @@ class Row(NamedTuple):
     points: list[Point]
     predicted: list[float]
     share_of_best: float
+    """Measured speed of the advised length over that of the best one, which the *other* sessions chose."""
+    share_of_luckiest: float
+    """The same over the best of the same sessions: the luckiest of nine noisy speeds, so this is too low."""
     recommended: int
     best: int
+
+
+def share_of_best(sessions: list[dict[int, float]], advised: int) -> float:
+    """Speed of one length over that of the best, chosen on all sessions but the one that compares; geometric mean.
+
+    Choosing and comparing on the same measurements would reward luck. With one session there is no other way.
+    """
+    if len(sessions) == 1:
+        return sessions[0][advised] / max(sessions[0].values())
+    logs = []
+    for i, here in enumerate(sessions):
+        others = sessions[:i] + sessions[i + 1 :]
+        best = max(here, key=lambda k: sum(o[k] for o in others))
+        logs.append(math.log(here[advised] / here[best]))
+    return math.exp(sum(logs) / len(logs))
+
+
+def speeds_by_session(points: list[Point], tokens: dict[int, float]) -> list[dict[int, float]]:
+    """Speed in plain steps by draft length, session by session; not to draft has speed 1."""
+    by_length = {k: [p for p in points if p.draft_max == k] for k in tokens}
+    count = min(len(mine) for mine in by_length.values())
+    return [{0: 1.0} | {k: tokens[k] / mine[i].round_cost for k, mine in by_length.items()} for i in range(count)]
 
 
 def evaluate(bench: Bench, cases: list[Case], points: list[Point], costs: MeasuredCosts) -> list[Row]:
     rows = []
     for case in cases:
-        mine = sorted((p for p in points if p.case == case.name), key=lambda p: p.draft_max)
+        mine = merged_points([p for p in points if p.case == case.name])
         if not mine:
             continue
         files = bench.file(case.target), bench.file(case.draft) if case.draft is not None else None
@@ -308,7 +353,10 @@ def evaluate(bench: Bench, cases: list[Case], points: list[Point], costs: Measur
         # Not speculating is a choice too, at speed 1.
         fast[0] = guessed[0] = 1.0
         choice, best = max(guessed, key=guessed.__getitem__), max(fast, key=fast.__getitem__)
-        rows.append(Row(case, mine, [g[0] for g in guesses], fast[choice] / fast[best], choice, best))
+        tokens = {p.draft_max: yielded for p, (_, yielded) in zip(mine, guesses, strict=True)}
+        sessions = speeds_by_session([p for p in points if p.case == case.name], tokens)
+        shares = share_of_best(sessions, choice), fast[choice] / fast[best]
+        rows.append(Row(case, mine, [g[0] for g in guesses], *shares, choice, best))
         bench.drop(case, cases[cases.index(case) + 1 :])
     return rows
 
@@ -317,6 +365,8 @@ def section(rows: list[Row], calibration: Calibration, share: float | None) -> s
     errors = [abs(math.log(g / p.round_cost)) for r in rows for g, p in zip(r.predicted, r.points, strict=True)]
     middle, high = quantile(errors, 0.5), quantile(errors, 0.9)
     best = [r.share_of_best for r in rows]
+    luckiest = [r.share_of_luckiest for r in rows]
+    apart = median(p.spread for r in rows for p in r.points)
     lines = [
         START,
         "",
@@ -324,12 +374,15 @@ def section(rows: list[Row], calibration: Calibration, share: float | None) -> s
         "",
         f"Machine: {calibration.machine.processor}, {calibration.machine.threads} threads, {calibration.backend}; "
         f"engine: {calibration.engine}. Calibrated on {calibration.created[:10]} in {calibration.seconds:.0f} s. "
-        f"Acceptance forced to {RATE} per position; every R(k) is the median of interleaved plain and drafting runs"
+        f"Acceptance forced to {RATE} per position; every R(k) is the median of interleaved plain and drafting "
+        f"runs, in sessions minutes apart that differ by {apart:.1%} (median)"
         + (f" (other programs used {share:.0%} of the processors meanwhile)." if share is not None else "."),
         "",
         f"{len(errors)} round costs: median error {middle:.1%} (goal {TARGET_MEDIAN:.0%}), 90th percentile "
         f"{high:.1%} (goal {TARGET_P90:.0%}). The recommended draft length reaches {min(best):.1%} or more of the "
-        f"best one's speed (goal {TARGET_BEST:.0%}; median {median(best):.1%}).",
+        f"best one's speed (goal {TARGET_BEST:.0%}; median {median(best):.1%}), the best one being chosen on the other "
+        f"sessions than those that compare. Against the luckiest length of the same sessions it is {min(luckiest):.1%} "
+        f"or more (median {median(luckiest):.1%}).",
         "",
         "| case | " + " | ".join(f"R({k})" for k in LENGTHS) + " | median error | k advised / best | of best speed |",
         "|---|" + "---|" * (len(LENGTHS) + 3),
@@ -371,7 +424,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", default="auto")
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--repetitions", type=int, default=7)
+    parser.add_argument("--repetitions", type=int, default=2, help="sweeps over the lengths per session")
+    parser.add_argument("--sessions", type=int, default=3, help="how often the whole grid is measured")
     parser.add_argument("--lengths", default="1-8", help="draft lengths, e.g. 1,3,5")
     parser.add_argument("--only", help="cases whose name contains this")
     parser.add_argument("--fresh", action="store_true", help="forget the points of an earlier run")
@@ -401,18 +455,20 @@ def main() -> int:
     cases = [c for c in cases if engine.capabilities.supports(c.method)]
     with temporary_folder() as folder:
         bench = Bench(engine, folder, points_file, options.threads, options.repetitions)
-        for i, case in enumerate(cases):
-            have = {p.draft_max for p in read_points(points_file) if p.case == case.name and p.engine == engine.label}
-            missing = [k for k in lengths if k not in have]
-            if missing:
-                files = bench.file(case.target), bench.file(case.draft) if case.draft is not None else None
-                for point in bench.measure(case, missing):
-                    guess, _ = predicted(case, *files, costs, point.drafted)
-                    say(
-                        f"{case.name} k={point.draft_max}: R {point.round_cost:.2f} +-{point.spread:.0%}, predicted "
-                        f"{guess:.2f} ({guess / point.round_cost - 1:+.1%}); step {point.base_ms:.2f} ms"
-                    )
-            bench.drop(case, cases[i + 1 :])
+        for session in range(options.sessions):
+            for i, case in enumerate(cases):
+                known = [p for p in read_points(points_file) if p.case == case.name and p.engine == engine.label]
+                have = Counter(p.draft_max for p in known)
+                missing = [k for k in lengths if have[k] <= session]
+                if missing:
+                    files = bench.file(case.target), bench.file(case.draft) if case.draft is not None else None
+                    for point in bench.measure(case, missing):
+                        guess, _ = predicted(case, *files, costs, point.drafted)
+                        told = f"R {point.round_cost:.2f} +-{point.spread:.0%}, predicted {guess:.2f}"
+                        error = f"{guess / point.round_cost - 1:+.1%}"
+                        say(f"{case.name} k={point.draft_max}: {told} ({error}); step {point.base_ms:.2f} ms")
+                if session + 1 == options.sessions:
+                    bench.drop(case, cases[i + 1 :])
         points = [p for p in read_points(points_file) if p.engine == engine.label and p.draft_max in lengths]
         rows = evaluate(bench, cases, points, costs)
         text = section(rows, calibration, bench.meter.share)

@@ -278,6 +278,13 @@ def test_calibrating(engine: Engine, models: dict[str, Path], tmp_path: Path, mo
     assert list(tmp_path.glob("**/*.gguf")) == []
 
 
+def test_an_engine_without_ngram_drafts_cannot_be_calibrated(engine: Engine) -> None:
+    old = engine.model_copy(update={"capabilities": engine.capabilities.model_copy(update={"spec_types": ()})})
+    with pytest.raises(EngineError, match="ngram-simple") as caught:
+        calibrating.calibrate(engine=old)
+    assert "build of 2026" in (caught.value.hint or "")
+
+
 def test_calibrating_can_be_stopped(engine: Engine, tmp_path: Path) -> None:
     from advisor.errors import CancelledError
 

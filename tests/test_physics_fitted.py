@@ -12,6 +12,7 @@ from advisor.hardware.machine import Backend, Device
 from advisor.hardware.profiles import devices, find
 from advisor.performance.constants import family_of, load_constants
 from advisor.performance.fitted import (
+    CORE_RATE,
     FittedCosts,
     bits_of,
     compute_ratio,
@@ -135,6 +136,28 @@ def test_old_builds_pay_more_for_experts_only() -> None:
     assert old.experts("Q4_K", 1e10, 2e10, 128, 8, 4, "x") > 2 * new.experts("Q4_K", 1e10, 2e10, 128, 8, 4, "x")
     assert old.experts("Q4_K", 1e10, 2e10, 128, 8, 1, "x") == new.experts("Q4_K", 1e10, 2e10, 128, 8, 1, "x")
     assert old.matrix("Q4_K", 1e9, 2e9, 4, "x") == new.matrix("Q4_K", 1e9, 2e9, 4, "x")
+
+
+def test_few_cores_compute_rather_than_stream() -> None:
+    def costs(cores: int | None) -> FittedCosts:
+        return FittedCosts(card(device_class="desktop-cpu", cores=cores), "cpu")
+
+    two, many, unknown = costs(2), costs(64), costs(None)
+    weights = 1e9
+    for quant, nbytes in (("F32", 4e9), ("Q4_0", 0.5625e9)):
+        step = two.matrix(quant, nbytes, weights, 1, "llama")
+        assert step > weights / (2 * CORE_RATE)
+        assert (
+            step > many.matrix(quant, nbytes, weights, 1, "llama") > unknown.matrix(quant, nbytes, weights, 1, "llama")
+        )
+    # Narrow types gain little from their few bytes where the cores are the limit.
+    gain = [
+        c.matrix("F32", 4e9, weights, 1, "llama") / c.matrix("Q4_0", 0.5625e9, weights, 1, "llama") for c in (two, many)
+    ]
+    assert gain[0] < gain[1]
+    assert FittedCosts(card(cores=2), "cuda").matrix("Q4_0", 1e9, 2e9, 1, "x") == FittedCosts(card(), "cuda").matrix(
+        "Q4_0", 1e9, 2e9, 1, "x"
+    )
 
 
 def test_doubt_grows_with_what_is_unknown() -> None:

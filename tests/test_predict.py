@@ -46,9 +46,7 @@ def test_the_articles_pairs_come_out_right(
 ) -> None:
     p = pair(target, draft, resolve("395", backend=backend), draft_max=3, acceptance=acceptance)
     assert (p.speedup.median > 1) == (measured > 1)
-    # The goal is 20 %. On Vulkan the losing pair misses it by a hair (20.1 %): physics is not bent to reach it.
-    goal = 0.21 if (backend, target) == ("vulkan", MOE[0]) else 0.20
-    assert p.speedup.median == pytest.approx(measured, rel=goal)
+    assert p.speedup.median == pytest.approx(measured, rel=0.20)
     assert p.speedup.low < measured < p.speedup.high
     assert p.verdict == ("faster" if measured > 1 else "slower")
     assert p.method == "draft-simple"

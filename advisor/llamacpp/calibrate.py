@@ -30,6 +30,7 @@ from advisor.llamacpp.probe import (
     PassTimings,
     RatioTiming,
     RoundTiming,
+    merged,
     time_passes,
     time_ratio,
     time_rounds,
@@ -55,6 +56,8 @@ from advisor.speculation.prediction import Method
 
 COLUMNS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 32)
 """Passes that are timed: all draft lengths up to 8 exactly, the longer ones by interpolation."""
+VISITS = 2
+"""How often every type is looked at, with all others in between."""
 _FEW = (1, 2, 3, 4, 5, 8, 9, 16)
 TYPES = (
     "Q8_0", "F16", "F32", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q4_K", "Q5_K", "Q6_K", "Q3_K", "Q2_K", "IQ4_NL", "IQ4_XS",
@@ -132,7 +135,7 @@ def calibrate(
         cancel: asked before every step.
 
     Raises:
-        EngineError: no engine, or it fails.
+        EngineError: no engine, one without n-gram drafts, or it fails.
         CancelledError: ``cancel`` said so.
     """
     engine = engine if isinstance(engine, Engine) else find_engine(engine)
@@ -273,7 +276,7 @@ class _Calibrator:
         self.say(message)
         options = self.options(path, method="ngram-simple", draft_max=MOST_VERIFIED - 1, ngram=NgramShape(match=MATCH))
         with Server(self.engine, options, cancel=self.cancel) as server:
-            time_verifications(server, columns, _SMALL, budget=0, least=1, most=1, meter=self.meter)
+            time_verifications(server, (2,), _SMALL, budget=0, least=1, most=1, meter=self.meter)  # warms up
             return time_verifications(
                 server, columns, _SMALL, budget=budget * self.patience, depth=depth, meter=self.meter
             )
@@ -320,7 +323,12 @@ class _Calibrator:
 
     def run(self, models: Sequence[Path | str]) -> Calibration:
         """Everything in order: each step may use what the steps before found."""
-        self.total = 42 + len(TYPES) + len(EXPERT_TYPES) + 2 * len(models)
+        if not self.engine.capabilities.supports("ngram-simple"):
+            raise EngineError(
+                f"{self.engine.label} cannot be calibrated: it has no ngram-simple, by which passes are timed.",
+                "Use a llama.cpp build of 2026, or --engine embedded.",
+            )
+        self.total = 42 + VISITS * len(TYPES) + len(EXPERT_TYPES) + 2 * len(models)
         began = time.monotonic()
         backend = backend_of(self.engine)
         # A first look, to size the probes for this machine.
@@ -344,12 +352,20 @@ class _Calibrator:
         raw = {n: t.seconds / 24 for n, t in long.passes.items()}
         dense_layer, self.rebuild = through_first(max(long.step.seconds - self.step, 0.0) / 24, raw)
 
-        matrices = []
-        for quant in TYPES:
-            recipe = _wide(quant, nbytes)
-            timed = self.passes(self.file(recipe), COLUMNS, 2.5, f"matrices of type {quant}")
-            matrices.append(self._matrix_cost(quant, recipe, timed, dense_layer))
-            self.drop(recipe)
+        seen: dict[str, list[PassTimings]] = {quant: [] for quant in TYPES}
+        streamed: dict[str, int] = {}
+        for visit in range(VISITS):
+            for quant in TYPES:
+                recipe = _wide(quant, nbytes)
+                message = f"matrices of type {quant}" + (" again" if visit else "")
+                groups = [g for g in self.describe(self.file(recipe)).weights if g.quant == quant]
+                streamed[quant] = sum(g.bytes for g in groups if g.role not in ("embedding", "head"))
+                seen[quant].append(self.passes(self.file(recipe), COLUMNS, 2.6 / VISITS, message))
+                self.drop(recipe)
+        matrices = [
+            self._matrix_cost(quant, streamed[quant], _wide(quant, nbytes).layers, merged(visits), dense_layer)
+            for quant, visits in seen.items()
+        ]
         self.calibration = Calibration(
             created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             machine=this_machine().model_copy(
@@ -396,13 +412,11 @@ class _Calibrator:
         values[1] = timed.step.seconds
         return without_spikes(values)
 
-    def _matrix_cost(self, quant: str, recipe: Recipe, timed: PassTimings, layer: Curve) -> MatrixCost:
-        """Seconds per byte of what a wide model streams beyond its steps and layers."""
-        values = self.corrected(timed, recipe.layers)
-        groups = [g for g in self.describe(self.file(recipe)).weights if g.quant == quant]
-        streamed = sum(g.bytes for g in groups if g.role not in ("embedding", "head"))
+    def _matrix_cost(self, quant: str, streamed: int, layers: int, timed: PassTimings, layer: Curve) -> MatrixCost:
+        """Seconds per byte: what a wide model spends beyond its steps and ``layers``, over the ``streamed`` bytes."""
+        values = self.corrected(timed, layers)
         columns = sorted(values)
-        bare = {n: max(values[n] - self.step - recipe.layers * layer.at(n), 0.1 * values[n]) for n in columns}
+        bare = {n: max(values[n] - self.step - layers * layer.at(n), 0.1 * values[n]) for n in columns}
         return MatrixCost(
             quant=quant,
             seconds_per_byte=Curve(

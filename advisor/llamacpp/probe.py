@@ -58,6 +58,27 @@ class PassTimings(Frozen):
     """Whether the passes were verifications, with output for every row, or prompts, with one."""
 
 
+def merged(visits: Sequence[PassTimings]) -> PassTimings:
+    """Several visits to one model, minutes apart, as one: means of their medians.
+
+    Shared machines change their memory bandwidth over minutes; no patience within one visit averages that out.
+    """
+
+    def mean(timings: Sequence[Timing]) -> Timing:
+        return Timing(
+            seconds=sum(t.seconds for t in timings) / len(timings),
+            spread=sum(t.spread for t in timings) / len(timings),
+            count=sum(t.count for t in timings),
+        )
+
+    columns = set.intersection(*(set(v.passes) for v in visits))
+    return PassTimings(
+        passes={n: mean([v.passes[n] for v in visits]) for n in sorted(columns)},
+        step=mean([v.step for v in visits]),
+        verified=all(v.verified for v in visits),
+    )
+
+
 MOST_VERIFIED = 32
 """Longest verification :func:`time_verifications` may be asked for [tokens]; fewer than a cycle of the chain."""
 MATCH = 4
@@ -73,12 +94,13 @@ def time_verifications(
     least: int = 3,
     most: int = 15,
     depth: int = 0,
-    steps: int = 8,
+    steps: int = 24,
     meter: ContentionMeter | None = None,
 ) -> PassTimings:
     """T(n) as a round of verification costs it; single rounds hold the start of a request, and so does T(1).
 
-    Args as in :func:`time_passes`, but for ``server``, which drafts by ``ngram-simple`` with a draft length of
+    Every ratio has the decode step below it, so the step gets the most time. Args as in :func:`time_passes`, but for
+    ``server``, which drafts by ``ngram-simple`` with a draft length of
     ``MOST_VERIFIED - 1`` and ``MATCH``, and holds a chain model.
 
     Raises:

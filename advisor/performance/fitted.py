@@ -8,6 +8,8 @@ The forms, in seconds, for a matrix of ``B`` bytes in a pass of ``n`` tokens (do
     tile   = M * G**z * (6 / bits) * (bandwidth / fp16 rate)**y   one tile of columns on the matrix units, ditto
     matrix = stream * (1 + tile**p)**(1/p)                     mat-mat kernels, n > switch
 
+On a CPU whose cores are counted neither kernel is faster than ``weights * n / (cores * CORE_RATE)``.
+
 ``rho`` is the vector FP32 rate over bandwidth, relative to 20 TFLOPS at 500 GB/s: the time of a column is then
 proportional to weights / sqrt(bandwidth * TFLOPS). Constants are kept by backend and, where the tables support it,
 by architecture family and quantisation.
@@ -140,8 +142,19 @@ def matrix_ratio(device: Device) -> float:
     return device.bandwidth.value / (5.0 * shader) / 10.0
 
 
+CORE_RATE = 12e9
+"""Weights per second that one CPU core multiplies by one column, whatever their type (AVX2 and later).
+
+Measured here on two cores of an AMD EPYC: 8 to 24 billion by type, 12 in the middle; assumed for other processors."""
+
+
+def odd_step(backend: Backend, device: Device) -> bool:
+    """Whether bandwidth explains decode speed badly: CPUs, SYCL, OpenCL, and GPUs of Intel and Qualcomm."""
+    return backend in ("cpu", "sycl", "opencl") or device.vendor in ("Intel", "Qualcomm")
+
+
 FEW_CORES = 4
-"""CPUs with so few cores compute rather than stream, by type of weight; no published row tells how (assumed)."""
+"""CPUs with so few cores compute rather than stream; by type of weight they differ by a factor (assumed spread)."""
 
 
 class _Quant:
@@ -206,6 +219,7 @@ class FittedCosts:
         slow = k.factor(f"layer.{b}.{a}") * 1e-6
         self._draft_layer = k[f"draft_layer.{b}"] * slow
         self._draft_token = k[f"draft_token.{b}"] * slow
+        self._cores = device.cores * CORE_RATE if b == "cpu" and device.cores else None
         self._sampling = k["sampling"] * 1e-9
         self._checkpoint_rate = k["checkpoint"] * 1e9
         self._quants: dict[str, _Quant] = {}
@@ -268,7 +282,7 @@ class FittedCosts:
         variance = k["scatter.step"] ** 2
         if family is None or family.prior:
             variance += k["scatter.step_family"] ** 2
-        if self.backend in ("cpu", "sycl", "opencl") or self.device.vendor in ("Intel", "Qualcomm"):
+        if odd_step(self.backend, self.device):
             variance += k["scatter.step_backend"] ** 2
         return sqrt(variance)
 
@@ -278,7 +292,14 @@ class FittedCosts:
 
     def matrix(self, quant: str, nbytes: float, parameters: float, n: int, architecture: str) -> float:
         """One pass over dense matrices [s]."""
-        return nbytes * self._quant(quant).seconds_per_byte * self._ratio(quant, n)
+        return self._limited(nbytes * self._quant(quant).seconds_per_byte * self._ratio(quant, n), parameters * n)
+
+    def _limited(self, seconds: float, products: float) -> float:
+        """Not faster than the cores multiply, if their number is known."""
+        if self._cores is None:
+            return seconds
+        p = self._p
+        return math.pow(math.pow(seconds, p) + math.pow(products / self._cores, p), 1.0 / p)
 
     def experts(
         self, quant: str, nbytes: float, parameters: float, count: int, used: float, n: int, architecture: str
@@ -290,13 +311,14 @@ class FittedCosts:
         """
         q = self._quant(quant)
         one = nbytes * used / count * q.seconds_per_byte
+        products = parameters * used / count * n
         if n <= 1:
-            return one
+            return self._limited(one, products)
         distinct = distinct_experts(count, used, n, self._skew)
         if n > q.switch or self._old:
             return one * q.flat * (1.0 + self._expert * (distinct - 1.0)) * self._legacy
         streams = float(n) if self.backend == "metal" else distinct
-        return one * (self._ratio(quant, n) + self._expert * (streams - 1.0))
+        return self._limited(one * (self._ratio(quant, n) + self._expert * (streams - 1.0)), products)
 
     def cache(self, nbytes: float, n: int) -> float:
         """Reading the KV cache once for all query tokens [s]."""
