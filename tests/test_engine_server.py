@@ -161,7 +161,8 @@ def test_isolation_reaches_the_engine(tmp_path: Path, model: str, monkeypatch: p
 def test_no_process_survives_us(tmp_path: Path, model: str, how: signal.Signals) -> None:
     """Whatever ends the advisor, the engine and the guard end too."""
     script = textwrap.dedent(f"""
-        import threading
+        import signal, threading
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored if the tests run in the background
         from advisor.llamacpp.find import inspect_binary
         from advisor.llamacpp.server import Server, ServerOptions
         with Server(inspect_binary({fake(tmp_path, "ok")!r}), ServerOptions(model={model!r})) as server:

@@ -24,7 +24,7 @@ from advisor.report.console import format_memory
 from advisor.speculation import acceptance as acceptances
 from advisor.speculation.predict import LEVEL, NGRAM, Z, default_draft_max, predict, sweep
 from advisor.speculation.prediction import AcceptanceEstimate, MemoryPlan, Method, Prediction, Task
-from advisor.speculation.rounds import Gate, Round, Rounds, gate, rounds_of
+from advisor.speculation.rounds import Gate, Round, Rounds, gate, rounds_of, step_seconds
 
 GAIN = 1.05
 """A way to speculate must be expected to gain at least this over not speculating."""
@@ -155,7 +155,7 @@ def plain_trial(question: Question) -> Trial:
     q = question
     setup, memory = arrangements(q.target, None, "none", q.setup, context=q.context, draft_max=0)[0]
     slots = setup.parallel
-    tps = 1 / plan_of(q.target, setup, q.costs).seconds(slots, slots, q.depth, sequences=slots)
+    tps = 1 / step_seconds(plan_of(q.target, setup, q.costs), q.depth, slots)
     one = Range(median=1.0, low=1.0, high=1.0, level=LEVEL)
     sd = _step_sd(q, setup)
     return Trial(None, (), setup, memory, tps, spread(tps, Z * sd, Z * sd), one, 0.0)
@@ -296,7 +296,7 @@ def weigh_in(
     best = rounds.round(k, gates[:k], share)
     down, up = _half_widths(rounds, k, estimate, gains[k], p_min, best.log_sd)
     slots = setup.parallel
-    base = 1 / plan_of(q.target, setup, q.costs).seconds(slots, slots, q.depth, sequences=slots)
+    base = 1 / step_seconds(plan_of(q.target, setup, q.costs), q.depth, slots)
     # The draft's memory may have pushed part of the target off the device: then the placement's own baseline is slower
     # than the plain run, and the difference belongs to the draft.
     speedup = spread(math.exp(gains[k]) * base / plain.base, down, up)
@@ -426,7 +426,7 @@ def combined(question: Question, draft: Trial, ngram: Trial, plain: Trial) -> Tr
     )
     catch_up = 0.0
     if draft.methods[0] == "draft-simple" and c.draft is not None:
-        step = plan_of(q.target, draft.setup, q.costs).seconds(1, None, q.depth)
+        step = step_seconds(plan_of(q.target, draft.setup, q.costs), q.depth)
         catch_up = plan_of(c.draft, draft.setup, q.costs, draft=True).seconds(k + 1, 1, q.depth) / step
 
     def per_token(z: float, covered: float, alone: float) -> float:

@@ -145,6 +145,11 @@ class Expected(NamedTuple):
         return self.draft + self.verify + self.overhead + self.rollback
 
 
+def step_seconds(plan: Plan, depth: int, slots: int = 1) -> float:
+    """One ordinary decode step of a target in a server: the pass and the sampling of one row per slot [s]."""
+    return plan.seconds(slots, None, depth, 0, slots) + plan.costs.verified_token(plan.vocabulary) * slots
+
+
 class Rounds:
     """All rounds of one pair on one machine at one depth; what does not depend on acceptance is computed once."""
 
@@ -171,7 +176,7 @@ class Rounds:
         self._routed = target.is_moe
         self.vocabulary = target.vocabulary_size
         self._sampled = self.costs.verified_token(self.vocabulary) * parallel
-        self.base = self.plan.seconds(parallel, None, depth, 0, parallel) + self._sampled
+        self.base = step_seconds(self.plan, depth, parallel)
         self.rollback = rollback_class(target, method)
         self.draft_plan: Plan | None = None
         self.draft_layers = 1.0
