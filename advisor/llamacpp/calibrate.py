@@ -278,7 +278,7 @@ class _Calibrator:
         with Server(self.engine, options, cancel=self.cancel) as server:
             time_verifications(server, (2,), _SMALL, budget=0, least=1, most=1, meter=self.meter)  # warms up
             return time_verifications(
-                server, columns, _SMALL, budget=budget * self.patience, depth=depth, meter=self.meter
+                server, columns, _SMALL, budget=budget * self.patience, least=2, depth=depth, meter=self.meter
             )
 
     def rounds(
@@ -295,7 +295,7 @@ class _Calibrator:
         )
         with Server(self.engine, options, cancel=self.cancel) as server:
             return time_rounds(
-                server, target.vocabulary, k, rounds=16, repetitions=max(3, round(10 * self.patience)), replays=replays,
+                server, target.vocabulary, k, rounds=16, repetitions=max(3, round(6 * self.patience)), replays=replays,
                 meter=self.meter,
             )  # fmt: skip
 
@@ -316,7 +316,7 @@ class _Calibrator:
             Server(self.engine, options, cancel=self.cancel) as other,
         ):
             return time_ratio(
-                one, other, target.vocabulary, k, repetitions=max(3, round(5 * self.patience)), meter=self.meter
+                one, other, target.vocabulary, k, repetitions=max(3, round(4 * self.patience)), meter=self.meter
             )
 
     # ---- the plan
@@ -360,7 +360,7 @@ class _Calibrator:
                 message = f"matrices of type {quant}" + (" again" if visit else "")
                 groups = [g for g in self.describe(self.file(recipe)).weights if g.quant == quant]
                 streamed[quant] = sum(g.bytes for g in groups if g.role not in ("embedding", "head"))
-                seen[quant].append(self.passes(self.file(recipe), COLUMNS, 2.6 / VISITS, message))
+                seen[quant].append(self.passes(self.file(recipe), COLUMNS, 2.0 / VISITS, message))
                 self.drop(recipe)
         matrices = [
             self._matrix_cost(quant, streamed[quant], _wide(quant, nbytes).layers, merged(visits), dense_layer)

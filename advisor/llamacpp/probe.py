@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 
 from advisor.base import Frozen
 from advisor.errors import EngineError
+from advisor.llamacpp.client import Completion
 from advisor.llamacpp.contention import ContentionMeter
 from advisor.llamacpp.server import Server
 from advisor.llamacpp.statistics import spread
@@ -99,44 +100,44 @@ def time_verifications(
 ) -> PassTimings:
     """T(n) as a round of verification costs it; single rounds hold the start of a request, and so does T(1).
 
-    Every ratio has the decode step below it, so the step gets the most time. Args as in :func:`time_passes`, but for
-    ``server``, which drafts by ``ngram-simple`` with a draft length of
-    ``MOST_VERIFIED - 1`` and ``MATCH``, and holds a chain model.
+    Every ratio has the decode step below it, so the step gets the most time.
+
+    Args:
+        server: drafts by ``ngram-simple``, draft length ``MOST_VERIFIED - 1`` and ``MATCH``, and holds a chain model.
+        columns: numbers of tokens.
+        vocabulary: of the model.
+        budget: seconds to spend, more or less.
+        least: least sweeps.
+        most: most sweeps.
+        depth: tokens cached in front (plain attention only: recurrent models would read them again).
+        steps: decode steps per sweep.
+        meter: notices other programs.
 
     Raises:
         EngineError: nothing could be timed.
     """
     meter = meter or ContentionMeter()
-    seconds: dict[int, list[float]] = {n: [] for n in {1, *columns}}
-    decode: list[float] = []
     prefix = mixed_prompt(vocabulary, depth, 7) + chain_prompt(vocabulary, KNOWN)
-    # The same prompt over and over: all but its last token stay in the cache.
-    server.client.complete(prefix, 1, cache_prompt=True, ignore_eos=True)
-    order = sorted(seconds)
-    shuffle = random.Random(1)
-    began = time.monotonic()
-    for sweep in range(most):
-        shuffle.shuffle(order)
-        for n in order:
-            with meter.during(server):
-                answer = server.client.complete(prefix, n + 1, cache_prompt=True, ignore_eos=True)
-            if answer.predicted == n + 1 and (answer.accepted or 0) == n - 1:
-                seconds[n].append(answer.predicted_ms / 1000)
-        # From the middle of a cycle nothing repeats within a few steps, so these are not drafted.
-        fresh = prefix[:depth] + chain_prompt(vocabulary, 4, 1)
+    # From the middle of a cycle nothing repeats within a few steps, so these are not drafted.
+    fresh = prefix[:depth] + chain_prompt(vocabulary, 4, 1)
+
+    def ask(prompt: list[int], tokens: int) -> Completion:
         with meter.during(server):
-            answer = server.client.complete(fresh, steps + 1, cache_prompt=True, ignore_eos=True)
-        if answer.predicted > 1 and not answer.drafted:
-            decode.append(answer.predicted_ms / 1000 / (answer.predicted - 1))
-        server.client.complete(prefix, 1, cache_prompt=True, ignore_eos=True)
-        passed = time.monotonic() - began
-        if (sweep + 1 >= least and passed > budget) or (sweep >= 1 and passed > _PATIENCE * budget):
-            break
-    return PassTimings(
-        passes={n: summarise(values, meter.busy) for n, values in seconds.items() if values},
-        step=summarise(decode, meter.busy),
-        verified=True,
-    )
+            return server.client.complete(prompt, tokens, cache_prompt=True, ignore_eos=True)
+
+    def verify(_: int, n: int) -> float | None:
+        answer = ask(prefix, n + 1)
+        whole = answer.predicted == n + 1 and (answer.accepted or 0) == n - 1
+        return answer.predicted_ms / 1000 if whole else None
+
+    def step(_: int) -> float | None:
+        answer = ask(fresh, steps + 1)
+        ask(prefix, 1)  # the same prompt over and over: all but its last token stay in the cache
+        return None if answer.drafted else _per_step(answer)
+
+    ask(prefix, 1)
+    found = _sweeps(sorted({1, *columns}), verify, step, budget, least, most)
+    return _summary(*found, busy=meter.busy, verified=True)
 
 
 def time_passes(
@@ -147,54 +148,72 @@ def time_passes(
     budget: float,
     least: int = 3,
     most: int = 15,
-    depth: int = 0,
     steps: int = 8,
     meter: ContentionMeter | None = None,
 ) -> PassTimings:
-    """T(n) for every ``n`` of ``columns``, in random order, sweep after sweep until ``budget`` seconds are used.
+    """T(n) by prompts of random ordinary tokens.
 
-    Decode steps are part of every sweep: T(n) is only ever used relative to them, so both must see the same minute.
+    Args as in :func:`time_verifications`, but ``server`` does not speculate and may hold any model.
 
-    Args:
-        server: one that does not speculate.
-        columns: numbers of tokens.
-        vocabulary: of the (synthetic) model; random ordinary tokens are sent.
-        budget: seconds to spend, more or less.
-        least: least sweeps.
-        most: most sweeps.
-        depth: tokens cached in front (plain attention only: recurrent models would read them again).
-        steps: decode steps per sweep.
-        meter: notices other programs.
+    Raises:
+        EngineError: nothing could be timed.
     """
     meter = meter or ContentionMeter()
+
+    def ask(prompt: list[int], tokens: int) -> Completion:
+        with meter.during(server):
+            return server.client.complete(prompt, tokens, ignore_eos=True)
+
+    def read(sweep: int, n: int) -> float | None:
+        answer = ask(mixed_prompt(vocabulary, n, 1000 * (sweep + 1) + n), 1)
+        return answer.prompt_ms / 1000 if answer.prompt_tokens == n else None
+
+    def step(sweep: int) -> float | None:
+        return _per_step(ask(chain_prompt(vocabulary, 4, sweep), steps + 1))
+
+    found = _sweeps(list(columns), read, step, budget, least, most)
+    return _summary(*found, busy=meter.busy, verified=False)
+
+
+def _per_step(answer: Completion) -> float | None:
+    return answer.predicted_ms / 1000 / (answer.predicted - 1) if answer.predicted > 1 else None
+
+
+def _sweeps(
+    columns: list[int],
+    one: Callable[[int, int], float | None],
+    step: Callable[[int], float | None],
+    budget: float,
+    least: int,
+    most: int,
+) -> tuple[dict[int, list[float]], list[float]]:
+    """Every number of columns in random order, sweep after sweep until ``budget`` seconds are used.
+
+    Decode steps are part of every sweep: T(n) is only ever used relative to them, so both must see the same minute.
+    """
     seconds: dict[int, list[float]] = {n: [] for n in columns}
     decode: list[float] = []
-    prefix = mixed_prompt(vocabulary, depth, 7) if depth else []
-    if prefix:
-        server.client.complete(prefix, 1, cache_prompt=True, ignore_eos=True)
-    order = list(columns)
     shuffle = random.Random(1)
     began = time.monotonic()
     for sweep in range(most):
-        shuffle.shuffle(order)
-        for n in order:
-            prompt = prefix + mixed_prompt(vocabulary, n, 1000 * (sweep + 1) + n)
-            with meter.during(server):
-                answer = server.client.complete(prompt, 1, cache_prompt=bool(prefix), ignore_eos=True)
-            if answer.prompt_tokens == n:
-                seconds[n].append(answer.prompt_ms / 1000)
-        with meter.during(server):
-            answer = server.client.complete(chain_prompt(vocabulary, 4, sweep), steps + 1, ignore_eos=True)
-        if answer.predicted > 1:
-            decode.append(answer.predicted_ms / 1000 / (answer.predicted - 1))
+        shuffle.shuffle(columns)
+        for n in columns:
+            if (value := one(sweep, n)) is not None:
+                seconds[n].append(value)
+        if (value := step(sweep)) is not None:
+            decode.append(value)
         passed = time.monotonic() - began
         # On a busy machine a sweep may take many times as long as planned: two must do then.
         if (sweep + 1 >= least and passed > budget) or (sweep >= 1 and passed > _PATIENCE * budget):
             break
+    return seconds, decode
+
+
+def _summary(seconds: dict[int, list[float]], decode: list[float], *, busy: bool, verified: bool) -> PassTimings:
     return PassTimings(
-        passes={n: summarise(values, meter.busy) for n, values in seconds.items() if values},
-        step=summarise(decode, meter.busy),
-        verified=False,
+        passes={n: summarise(values, busy) for n, values in sorted(seconds.items()) if values},
+        step=summarise(decode, busy),
+        verified=verified,
     )
 
 
