@@ -32,7 +32,7 @@ from advisor.llamacpp.find import Engine, find_engine
 from advisor.llamacpp.server import NgramShape, Server, ServerOptions
 from advisor.llamacpp.synthetic import KNOWN, Recipe, chain_prompt, write_synthetic
 from advisor.models.reference import describe
-from advisor.performance.measured import Calibration, MeasuredCosts, applicable, save_calibration
+from advisor.performance.measured import Calibration, MeasuredCosts, applicable, load_calibrations, save_calibration
 from advisor.resources import user_data_dir
 from advisor.speculation.prediction import Method
 from advisor.speculation.rounds import rollback_class, round_of
@@ -361,8 +361,27 @@ def evaluate(bench: Bench, cases: list[Case], points: list[Point], costs: Measur
     return rows
 
 
-def section(rows: list[Row], calibration: Calibration, share: float | None) -> str:
-    errors = [abs(math.log(g / p.round_cost)) for r in rows for g, p in zip(r.predicted, r.points, strict=True)]
+def errors_of(rows: list[Row]) -> list[float]:
+    """|ln(predicted / measured)| of every round cost."""
+    return [abs(math.log(g / p.round_cost)) for r in rows for g, p in zip(r.predicted, r.points, strict=True)]
+
+
+def _against(others: list[list[float]]) -> list[str]:
+    """How much of the error is the calibration's luck."""
+    if not others:
+        return []
+    middles, tails = ([quantile(e, q) for e in others] for q in (0.5, 0.9))
+    return [
+        f"The same round costs against the {len(others)} other calibrations of this machine and build, taken up to "
+        f"hours earlier or later: median {min(middles):.1%} to {max(middles):.1%}, 90th percentile {min(tails):.1%} "
+        f"to {max(tails):.1%}. What a shared machine's memory gives changes over minutes, and a calibration sees "
+        "three of them.",
+        "",
+    ]
+
+
+def section(rows: list[Row], calibration: Calibration, share: float | None, others: list[list[float]]) -> str:
+    errors = errors_of(rows)
     middle, high = quantile(errors, 0.5), quantile(errors, 0.9)
     best = [r.share_of_best for r in rows]
     luckiest = [r.share_of_luckiest for r in rows]
@@ -384,6 +403,7 @@ def section(rows: list[Row], calibration: Calibration, share: float | None) -> s
         f"sessions than those that compare. Against the luckiest length of the same sessions it is {min(luckiest):.1%} "
         f"or more (median {median(luckiest):.1%}).",
         "",
+        *_against(others),
         "| case | " + " | ".join(f"R({k})" for k in LENGTHS) + " | median error | k advised / best | of best speed |",
         "|---|" + "---|" * (len(LENGTHS) + 3),
     ]
@@ -430,6 +450,7 @@ def main() -> int:
     parser.add_argument("--only", help="cases whose name contains this")
     parser.add_argument("--fresh", action="store_true", help="forget the points of an earlier run")
     parser.add_argument("--calibrate", action="store_true", help="calibrate anew even if a calibration is stored")
+    parser.add_argument("--calibration", help="judge the stored calibration created then, e.g. 2026-11-30T03:09")
     parser.add_argument("--no-report", action="store_true", help="print only, leave docs/accuracy.md alone")
     options = parser.parse_args()
     from advisor.cli.confirm import lengths as parse_lengths
@@ -446,6 +467,11 @@ def main() -> int:
         print(f"[{time.monotonic() - began:5.0f} s] {text}", flush=True)
 
     calibration = None if options.calibrate else applicable(resolve("auto"))
+    if options.calibration:
+        named = [c for c in load_calibrations() if c.created.startswith(options.calibration)]
+        if not named:
+            raise SystemExit(f"No stored calibration was created at {options.calibration}.")
+        calibration = named[0]
     if calibration is None:
         say("calibrating this machine")
         calibration = calibrate(engine=engine, threads=options.threads, progress=lambda p: say(f"  {p.message}"))
@@ -471,7 +497,14 @@ def main() -> int:
                     bench.drop(case, cases[i + 1 :])
         points = [p for p in read_points(points_file) if p.engine == engine.label and p.draft_max in lengths]
         rows = evaluate(bench, cases, points, costs)
-        text = section(rows, calibration, bench.meter.share)
+        others = []
+        for other in load_calibrations():
+            if other.created != calibration.created and (other.build, other.backend) == (
+                calibration.build,
+                calibration.backend,
+            ):
+                others.append(errors_of(evaluate(bench, cases, points, MeasuredCosts(other))))
+        text = section(rows, calibration, bench.meter.share, others)
     print(text)
     if not options.no_report:
         write_report(text)
