@@ -301,6 +301,22 @@ def curves_by_device(pairs: Sequence[tuple[Case, Scored]]) -> list[str]:
     return rows
 
 
+def curves_by_type(pairs: Sequence[tuple[Case, Scored]]) -> list[str]:
+    """Left-out error of verify curves by the target's file type, current builds only where experts are concerned."""
+    groups: dict[tuple[str, str], list[tuple[Case, Scored]]] = {}
+    for p in pairs:
+        c = p[0]
+        assert isinstance(c, BatchCase)
+        if not old_experts(c):
+            groups.setdefault((c.model.quant, "2-8 tokens" if c.n <= 8 else "9-16 tokens"), []).append(p)
+    rows = ["| type of the file | pass | lines | median | bias |", "|---|---|---|---|---|"]
+    for (quant, columns), members in sorted(groups.items()):
+        median, _ = quantiles(members)
+        bias = float(np.mean([math.log(r.line.predicted / r.line.measured) for _, r in members]))
+        rows.append(f"| {quant} | {columns} | {len(members)} | {median:.1f} % | {100 * bias:+.0f} % |")
+    return rows
+
+
 def article(s: Setting) -> list[str]:
     """The two pairs of the article, on both backends, with the shipped constants and without that device."""
     rows_in = {r.id: r for r in read_table(fit.DATA / "speculation.csv").rows if r.text("usable_for") == "test"}
@@ -412,6 +428,8 @@ def build(s: Setting) -> str:
         "CUDA even take a constant 0.3 ms per layer and sequence); those lines are not fitted.",
         "",
         *curves_by_device(batch(unseen)),
+        "",
+        *curves_by_type(batch(unseen)),
         "",
         "## Decode, device left out, by backend",
         "",
