@@ -268,53 +268,56 @@ def worst(pairs: Sequence[tuple[Case, Scored]], count: int = 12) -> list[str]:
     return rows
 
 
-def by_device(pairs: Sequence[tuple[Case, Scored]]) -> list[str]:
-    """Left-out error by device and backend."""
-    groups: dict[tuple[str, str], list[tuple[Case, Scored]]] = {}
+def errors_by(pairs: Sequence[tuple[Case, Scored]], head: str, key: Callable[[Case], tuple[str, ...]]) -> list[str]:
+    """Left-out error by groups: a table with the columns of ``head``, the lines of a group, their median and bias."""
+    groups: dict[tuple[str, ...], list[tuple[Case, Scored]]] = {}
     for p in pairs:
-        setup = p[0].setup
-        groups.setdefault((setup.hardware.name, setup.backend), []).append(p)
-    rows = ["| device | backend | rows | median | bias |", "|---|---|---|---|---|"]
-    for (name, backend), members in sorted(groups.items()):
+        groups.setdefault(key(p[0]), []).append(p)
+    columns = head.count("|") + 1
+    rows = [f"| {head} | rows | median | bias |", "|" + "---|" * (columns + 3)]
+    for names, members in sorted(groups.items()):
         median, _ = quantiles(members)
         bias = float(np.mean([math.log(r.line.predicted / r.line.measured) for _, r in members]))
-        rows.append(f"| {name} | {backend} | {len(members)} | {median:.1f} % | {100 * bias:+.0f} % |")
+        rows.append(f"| {' | '.join(names)} | {len(members)} | {median:.1f} % | {100 * bias:+.0f} % |")
     return rows
+
+
+def columns_of(case: Case) -> str:
+    """The regime of kernels a pass is likely in."""
+    assert isinstance(case, BatchCase)
+    return "2-8 tokens" if case.n <= 8 else "9-16 tokens"
+
+
+def kind_of(case: Case) -> str:
+    """What a verified model is made of, as far as its cost is concerned."""
+    assert isinstance(case, BatchCase)
+    if case.model.is_moe:
+        return "experts, old build" if old_experts(case) else "experts"
+    return "hybrid" if case.model.is_recurrent else "dense"
+
+
+def by_device(pairs: Sequence[tuple[Case, Scored]]) -> list[str]:
+    """Speedups."""
+    return errors_by(pairs, "device | backend", lambda c: (c.setup.hardware.name, c.setup.backend))
 
 
 def curves_by_device(pairs: Sequence[tuple[Case, Scored]]) -> list[str]:
-    """Left-out error of verify curves by device, kind of model and regime of kernels."""
-    groups: dict[tuple[str, str, str], list[tuple[Case, Scored]]] = {}
-    for p in pairs:
-        c = p[0]
-        assert isinstance(c, BatchCase)
-        what = "experts" if c.model.is_moe else "hybrid" if c.model.is_recurrent else "dense"
-        old = ", old build" if c.model.is_moe and old_experts(c) else ""
-        columns = "2-8 tokens" if c.n <= 8 else "9-16 tokens"
-        key = (f"{c.setup.hardware.name}, {c.setup.backend}", f"{what}{old}", columns)
-        groups.setdefault(key, []).append(p)
-    rows = ["| device, backend | model | pass | lines | median | bias |", "|---|---|---|---|---|---|"]
-    for (where, what, columns), members in sorted(groups.items()):
-        median, _ = quantiles(members)
-        bias = float(np.mean([math.log(r.line.predicted / r.line.measured) for _, r in members]))
-        rows.append(f"| {where} | {what} | {columns} | {len(members)} | {median:.1f} % | {100 * bias:+.0f} % |")
-    return rows
+    """Verify curves by device, kind of model and regime of kernels."""
+
+    def key(c: Case) -> tuple[str, ...]:
+        return f"{c.setup.hardware.name}, {c.setup.backend}", kind_of(c), columns_of(c)
+
+    return errors_by(pairs, "device, backend | model | pass", key)
 
 
 def curves_by_type(pairs: Sequence[tuple[Case, Scored]]) -> list[str]:
-    """Left-out error of verify curves by the target's file type, current builds only where experts are concerned."""
-    groups: dict[tuple[str, str], list[tuple[Case, Scored]]] = {}
-    for p in pairs:
-        c = p[0]
+    """Verify curves by the target's file type, current builds only where experts are concerned."""
+
+    def key(c: Case) -> tuple[str, ...]:
         assert isinstance(c, BatchCase)
-        if not old_experts(c):
-            groups.setdefault((c.model.quant, "2-8 tokens" if c.n <= 8 else "9-16 tokens"), []).append(p)
-    rows = ["| type of the file | pass | lines | median | bias |", "|---|---|---|---|---|"]
-    for (quant, columns), members in sorted(groups.items()):
-        median, _ = quantiles(members)
-        bias = float(np.mean([math.log(r.line.predicted / r.line.measured) for _, r in members]))
-        rows.append(f"| {quant} | {columns} | {len(members)} | {median:.1f} % | {100 * bias:+.0f} % |")
-    return rows
+        return c.model.quant, columns_of(c)
+
+    return errors_by([p for p in pairs if not old_experts(p[0])], "type of the file | pass", key)
 
 
 def article(s: Setting) -> list[str]:

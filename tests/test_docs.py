@@ -9,11 +9,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import typer
+from scripts import load
 
 from advisor.cli.completion import mend_bash_words
 from advisor.cli.main import COMMANDS, app
@@ -23,17 +23,7 @@ THERE = [name for name in COMMANDS if importlib.util.find_spec(f"advisor.cli.{na
 """Commands that have a module; the tests below walk these, and the first one says that it is all of them."""
 
 
-def _generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("docs_generate", ROOT / "docs" / "generate.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # NamedTuple looks its module up
-    spec.loader.exec_module(module)
-    return module
-
-
-generate = _generator()
+generate = load("docs/generate.py")
 PAGES: list[Path] = generate.pages()
 BLOCKS = generate.blocks()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -13,21 +12,12 @@ from typing import Any
 
 import pytest
 from advice_samples import model, setup
+from scripts import load
 
 import advisor
 from advisor.errors import AdvisorError
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-def load(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize("name", [n for n in advisor.__all__ if n != "__version__"])
@@ -143,7 +133,7 @@ def test_answers_are_immutable() -> None:
 
 
 def test_the_launcher_example(smollm2: Path, gemma3: Path) -> None:
-    launcher = load(ROOT / "examples" / "launcher.py")
+    launcher = load("examples/launcher.py")
     one = launcher.Advisor("395")
     plan = one.plan(str(gemma3), [str(smollm2)], task="code", context=4096)
     assert plan.arguments[0].endswith("llama-server")
@@ -157,7 +147,7 @@ def test_the_launcher_example(smollm2: Path, gemma3: Path) -> None:
 
 
 def test_the_launcher_example_as_a_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    launcher = load(ROOT / "examples" / "launcher.py")
+    launcher = load("examples/launcher.py")
     assert launcher.main([]) == 2
     assert launcher.main([str(tmp_path / "missing.gguf")]) == 2
     assert "missing.gguf" in capsys.readouterr().err
@@ -167,7 +157,7 @@ def test_the_launcher_example_as_a_program(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_published_schemas_are_current() -> None:
-    schemas = load(ROOT / "docs" / "schemas.py")
+    schemas = load("docs/schemas.py")
     assert schemas.stale() == [], "run: python docs/schemas.py"
 
 

@@ -2,41 +2,31 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
-import sys
-from pathlib import Path
 from statistics import mean
-from types import ModuleType
 from typing import Any
 
 import pytest
+from scripts import load
 
 
 @pytest.fixture(scope="module")
-def live() -> ModuleType:
-    path = Path(__file__).resolve().parent.parent / "benchmarks" / "live.py"
-    spec = importlib.util.spec_from_file_location("live_under_test", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["live_under_test"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+def live() -> Any:
+    return load("benchmarks/live.py")
 
 
-def point(live: ModuleType, k: int, cost: float) -> Any:
+def point(live: Any, k: int, cost: float) -> Any:
     return live.Point(case="x", draft_max=k, round_cost=cost, spread=0.1, drafted=k, base_ms=5.0, engine="e")
 
 
-def test_the_best_length_is_chosen_where_it_is_not_compared(live: ModuleType) -> None:
+def test_the_best_length_is_chosen_where_it_is_not_compared(live: Any) -> None:
     exact = [{0: 1.0, 1: 1.2, 2: 1.5, 3: 1.4}] * 3
     assert live.share_of_best(exact, 2) == pytest.approx(1.0)
     assert live.share_of_best(exact, 1) == pytest.approx(0.8)
     assert live.share_of_best(exact[:1], 3) == pytest.approx(1.4 / 1.5)
 
 
-def test_noise_alone_costs_no_length_its_share(live: ModuleType) -> None:
+def test_noise_alone_costs_no_length_its_share(live: Any) -> None:
     rng = random.Random(3)
     shares, luckiest = [], []
     for _ in range(300):
@@ -48,7 +38,7 @@ def test_noise_alone_costs_no_length_its_share(live: ModuleType) -> None:
     assert mean(luckiest) < 0.97
 
 
-def test_sessions_are_merged_and_taken_apart(live: ModuleType) -> None:
+def test_sessions_are_merged_and_taken_apart(live: Any) -> None:
     points = [
         point(live, 1, 1.0),
         point(live, 2, 2.0),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
+from scripts import load
 
 from advisor.performance.constants import load_constants
 from advisor.validation.report import score
@@ -18,12 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(scope="module")
 def fit() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("fit_under_test", ROOT / "benchmarks" / "fit.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["fit_under_test"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
+    module: ModuleType = load("benchmarks/fit.py")
     return module
 
 

@@ -421,13 +421,12 @@ def combined(question: Question, draft: Trial, ngram: Trial, plain: Trial) -> Tr
     if c is None or ngram.candidate is None or estimate is None or estimate.draft_share < LEAST_SHARE:
         return None
     k, share = ngram.draft_max, estimate.draft_share
-    rounds = rounds_of(
-        q.target, None, ngram.methods[0], draft.setup, depth=q.depth, parallel=draft.setup.parallel, costs=q.costs
-    )
+    setup, slots = draft.setup, draft.setup.parallel
+    rounds = rounds_of(q.target, None, ngram.methods[0], setup, depth=q.depth, parallel=slots, costs=q.costs)
     catch_up = 0.0
     if draft.methods[0] == "draft-simple" and c.draft is not None:
-        step = step_seconds(plan_of(q.target, draft.setup, q.costs), q.depth)
-        catch_up = plan_of(c.draft, draft.setup, q.costs, draft=True).seconds(k + 1, 1, q.depth) / step
+        behind = rounds_of(q.target, c.draft, "draft-simple", setup, depth=q.depth, parallel=slots, costs=q.costs)
+        catch_up = behind.catch_up(k) / behind.base
 
     def per_token(z: float, covered: float, alone: float) -> float:
         gates = [gate(p, 0.0) for p in acceptances.positions(estimate, k, z)]

@@ -264,8 +264,9 @@ def time_ratio(
         one = time_rounds(
             speculating, vocabulary, draft_max, rounds=rounds, repetitions=1, prompt=prompt, first=i, meter=meter
         )
-        if i and base.predicted > 1:  # the first pair warms up
-            ratios.append(one.timing.seconds / (base.predicted_ms / 1000 / (base.predicted - 1)))
+        step = _per_step(base)
+        if i and step is not None:  # the first pair warms up
+            ratios.append(one.timing.seconds / step)
             drafted.append(one.drafted)
     if not ratios:
         raise EngineError("Nothing could be timed.", "Try again, or give more time.")

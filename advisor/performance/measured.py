@@ -158,7 +158,7 @@ class Calibration(Frozen):
     rounds: dict[str, float] = Field(default={})
     """Seconds per round that depend on nothing else, by method."""
     in_rounds: float = 1.0
-    """What a pass of several tokens costs inside a round, over the same pass as a prompt."""
+    """What the weights of a pass of several tokens cost inside a round, over what they were measured to cost alone."""
     corrections: tuple[Correction, ...] = ()
     checks: tuple[Check, ...] = ()
 
@@ -240,7 +240,7 @@ class MeasuredCosts:
         return ratio.at(n) if ratio is not None else 1.0
 
     def _work(self, architecture: str, n: int) -> float:
-        """The same for weights, which cost more inside a round than in a prompt of as many tokens."""
+        """The same for weights, which inside a round cost something else than measured one pass at a time."""
         return self._factor(architecture, n) * (self.calibration.in_rounds if n > 1 else 1.0)
 
     def fixed(self, architecture: str, layers: float, n: int) -> float:

@@ -236,8 +236,7 @@ class Rounds:
             return _Work(0.0, verify, overhead)
         c = self.draft_costs
         token = c.drafted_token(method, plan.vocabulary or self.vocabulary, self.draft_layers) * self._per_slot
-        if self._catch_up is not None:
-            overhead += self._catch_up(m)
+        overhead += self.catch_up(m)
         if method in BLOCK_METHODS:
             # The whole block is drafted in one pass, however much of it a gate keeps.
             rows = k + 1 if method == "draft-dflash" else k
@@ -250,14 +249,16 @@ class Rounds:
             draft = passes * (plan.seconds(s, s, depth, 0, s) + token)
         return _Work(draft, verify, overhead)
 
+    def catch_up(self, m: int) -> float:
+        """What the draft does to follow a verification of ``m`` drafted tokens [s]."""
+        return self._catch_up(m) if self._catch_up is not None else 0.0
+
     def replay(self, accepted: int) -> float:
         """Restoring the state and decoding ``accepted`` + 2 tokens again, on target and draft [s]."""
         found = self._replay.get(accepted)
         if found is None:
             n, s = accepted + 2, self.slots
-            found = self.restore + self.plan.seconds(s * n, None, self.depth, 0, s)
-            if self._catch_up is not None:
-                found += self._catch_up(accepted + 1)
+            found = self.restore + self.plan.seconds(s * n, None, self.depth, 0, s) + self.catch_up(accepted + 1)
             self._replay[accepted] = found
         return found
 
