@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from advisor.base import Figure
 from advisor.hardware.machine import Device, Hardware, Setup
 from advisor.llamacpp.calibrate import (
+    _Calibrator,
     _fit_experts,
     _wide_experts,
     disturbed,
@@ -22,7 +23,8 @@ from advisor.llamacpp.calibrate import (
     without_spikes,
 )
 from advisor.llamacpp.contention import ContentionMeter
-from advisor.llamacpp.probe import summarise
+from advisor.llamacpp.find import Capabilities, Engine
+from advisor.llamacpp.probe import PassTimings, Timing, summarise
 from advisor.llamacpp.synthetic import tiny, write_synthetic
 from advisor.models.reference import describe
 from advisor.performance.measured import (
@@ -288,6 +290,27 @@ def test_passes_inside_rounds_cost_their_factor_and_steps_do_not() -> None:
             factor * plain.experts("Q8_0", 1e9, 1e9, 32, 4, n, "qwen3moe")
         )
         assert dear.fixed("llama", 12, n) == plain.fixed("llama", 12, n)
+
+
+def test_a_model_that_costs_its_parts_needs_no_correction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever rounds cost beyond their passes: a model of the user is timed by prompts, which hold none of it."""
+    path = write_synthetic(tiny("llama"), tmp_path / "m.gguf")
+    idle = Engine(
+        kind="embedded", command=(), version="", build="", capabilities=Capabilities(flags=frozenset()), origin="test"
+    )
+    one = _Calibrator(idle, tmp_path, None, None, 1.0, None, None)
+    one.calibration = calibration(in_rounds=1.2)
+    one.rebuild = one.prompt_constant = one.prompt_per_layer = 0.0
+    exact = one._predict(calibration(in_rounds=1.0), describe(str(path)), (1, 2, 4, 8), False)
+
+    def prompts(*_: object) -> PassTimings:
+        timings = {n: Timing(seconds=value, spread=0.0, count=1) for n, value in exact.items()}
+        return PassTimings(passes=timings, step=timings[1], verified=False)
+
+    monkeypatch.setattr(one, "prompts", prompts)
+    one._real(path)
+    (found,) = one.calibration.corrections
+    assert found.ratio.values == pytest.approx([1.0] * 4)
 
 
 def test_busy_machines_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -700,7 +700,9 @@ class _Calibrator:
             raise EngineError(f"{path.name} is a {model.kind} file, not a model.", "Name a target model.")
         timed = self.prompts(path, _FEW, model.vocabulary_size or _SMALL, 4.0, f"your model {path.name}")
         values = self.corrected(timed, len(model.layers))
-        parts = self._predict(self.calibration, model, tuple(values), False)
+        # These are prompts, no rounds: what rounds add is charged on top of the correction.
+        alone = self.calibration.model_copy(update={"in_rounds": 1.0})
+        parts = self._predict(alone, model, tuple(values), False)
         columns = tuple(sorted(values))
         ratio = Curve(columns=columns, values=tuple(values[n] / parts[n] for n in columns), spread=_spread(timed))
         others = tuple(c for c in self.calibration.corrections if c.architecture != model.architecture)
