@@ -19,12 +19,14 @@ from advisor.llamacpp.calibrate import (
     _fit_experts,
     _wide_experts,
     disturbed,
+    per_row,
+    pooled_rows,
     through_first,
     without_spikes,
 )
 from advisor.llamacpp.contention import ContentionMeter
 from advisor.llamacpp.find import Capabilities, Engine
-from advisor.llamacpp.probe import PassTimings, Timing, summarise
+from advisor.llamacpp.probe import PassTimings, Timing, merged, summarise
 from advisor.llamacpp.synthetic import tiny, write_synthetic
 from advisor.models.reference import describe
 from advisor.performance.measured import (
@@ -37,8 +39,11 @@ from advisor.performance.measured import (
     MatrixCost,
     MeasuredCosts,
     applicable,
+    comparable,
     family_of_architecture,
+    forget_calibrations,
     load_calibrations,
+    mean_of,
     measured_costs,
     save_calibration,
     this_machine,
@@ -117,6 +122,45 @@ def test_charges() -> None:
     figures = costs.figures("llama", "Q8_0")
     assert figures["stream_rate"].value == pytest.approx(10.0)
     assert all(f.kind == "measured" and "2026-11-29" in f.source for f in figures.values())
+
+
+def test_short_rows_cost_more() -> None:
+    row = Curve(columns=(1, 8), values=(10e-9, 40e-9))
+    plain, dear = MeasuredCosts(calibration()), MeasuredCosts(calibration(rows=row))
+    for n in (1, 8):
+        more = dear.matrix("Q8_0", 1e8, 9e7, n, "llama", 50_000) - plain.matrix("Q8_0", 1e8, 9e7, n, "llama", 50_000)
+        assert more == pytest.approx(50_000 * row.at(n))
+        # Experts are computed one column at a time: a row costs what it does in a decode step, for every pair.
+        more = dear.experts("Q8_0", 1e8, 9e7, 16, 4, n, "x", 16_000) - plain.experts("Q8_0", 1e8, 9e7, 16, 4, n, "x")
+        assert more == pytest.approx(4 * n * 1000 * row.at(1))
+    assert dear.matrix("Q8_0", 1e8, 9e7, 4, "llama") == plain.matrix("Q8_0", 1e8, 9e7, 4, "llama")  # rows unknown
+
+
+@given(
+    byte=st.floats(1e-11, 1e-9),
+    first=st.floats(0.0, 50e-9),
+    start=st.floats(0.0, 50e-9),
+    slope=st.floats(0.0, 10e-9),
+    columns=st.floats(0.3, 1.5),
+)
+def test_rows_are_told_apart_from_bytes(byte: float, first: float, start: float, slope: float, columns: float) -> None:
+    long, short = (130e6, 47e3), (100e6, 150e3)
+
+    def seconds(shape: tuple[float, float], n: int) -> float:
+        return shape[0] * byte * (1 + columns * (n - 1)) + shape[1] * (first if n == 1 else start + slope * n)
+
+    wide, narrow = ({n: seconds(shape, n) for n in (1, 2, 4, 8)} for shape in (long, short))
+    found = per_row(wide, narrow, long, short)
+    row = pooled_rows([found, found, dict.fromkeys(found, 1.0)])  # a type whose measurement went wrong
+    assert row.at(1) == pytest.approx(first, abs=1e-10)
+    for n in (2, 4, 8):
+        assert row.at(n) == pytest.approx(start + slope * n, rel=1e-3, abs=1e-10)
+
+
+def test_noise_cannot_make_rows_cost_less_than_nothing() -> None:
+    found = per_row({1: 7e-3, 2: 9e-3}, {1: 3e-3, 2: 4e-3}, (130e6, 47e3), (100e6, 150e3))
+    assert found[1] < 0
+    assert pooled_rows([found]).values == (0.0, 0.0)
 
 
 def test_types_that_were_not_measured_use_the_nearest() -> None:
@@ -214,6 +258,111 @@ def test_it_speaks_for_this_machine_and_backend_only(stored: Path) -> None:
         )
     )
     assert applicable(setup) == calibration()
+
+
+def at(day: int, **changes: object) -> Calibration:
+    return calibration(created=f"2026-11-{day:02d}T12:00:00+00:00", **changes)
+
+
+def test_comparable_calibrations() -> None:
+    newest = at(29)
+    others = [
+        at(28),
+        at(27, build="b1"),
+        at(26, engine="other"),
+        at(25, threads=1),
+        at(24, procedure=2),
+        at(23, backend="cuda"),
+        at(22, machine=this_machine().model_copy(update={"memory": 3})),
+        at(21, contention=0.5),
+        at(20),
+        at(30),  # newer than the newest: not asked about
+        calibration(created="2026-10-01T00:00:00+00:00"),
+        calibration(created="when?"),
+    ]
+    assert comparable(newest, [newest, *others]) == [newest, at(28), at(20)]
+    assert len(comparable(newest, [newest, *(at(day) for day in range(1, 20))])) == 8
+    busy = at(29, contention=0.5)
+    assert comparable(busy, [busy, at(28)]) == [at(28)]
+    assert comparable(busy, [busy]) == [busy]
+
+
+def test_the_mean_charges_the_mean() -> None:
+    row = Curve(columns=(1, 8), values=(10e-9, 40e-9))
+    slower = Curve(columns=(1, 8, 16), values=(2e-10, 6e-10, 9e-10))
+    one = at(
+        29,
+        sampling=4e-9,
+        rows=Curve(columns=(1,), values=(30e-9,)),
+        checks=(Check(name="a", method="x", draft_max=3, measured=2.0, predicted=2.2),),
+    )
+    two = at(
+        20,
+        step=300e-6,
+        sampling=2e-9,
+        rows=row,
+        matrices=(
+            MatrixCost(quant="Q8_0", seconds_per_byte=slower),
+            MatrixCost(quant="Q4_K", seconds_per_byte=slower),
+            MatrixCost(quant="F16", seconds_per_byte=slower),
+        ),
+        experts=(ExpertCost(quant="Q8_0", read=1e-10, pair=0.5e-10),),
+        layers={"dense": Curve(columns=(1, 8), values=(10e-6, 80e-6)), "latent": Curve(columns=(1,), values=(1e-6,))},
+        checkpoint=None,
+        drafting={"draft-simple": DraftCost(constant=-100e-6, per_entry=8e-9)},
+        corrections=(Correction(architecture="gemma3", model="g", ratio=Curve(columns=(1,), values=(1.2,))),),
+    )
+    mean = mean_of([one, two])
+    assert mean.averaged == 2
+    assert mean.created == one.created
+    assert mean.checks == one.checks
+    assert mean.corrections == two.corrections
+    a, b, both = (MeasuredCosts(c) for c in (one, two, mean))
+
+    def charges(costs: MeasuredCosts) -> list[float]:
+        return [
+            costs.matrix("Q8_0", 1e8, 9e7, 4, "llama"),
+            costs.matrix("Q8_0", 1e8, 9e7, 1, "llama", 50_000),
+            costs.matrix("F16", 1e8, 5e7, 8, "llama"),
+            costs.experts("Q8_0", 1e8, 9e7, 16, 4, 4, "llama"),
+            costs.fixed("llama", 10, 1),
+            costs.cache(1e6, 4),
+            costs.state(1e6, 4, 2),
+            costs.drafted_token("draft-simple", 32000, 10),
+            costs.verified_token(32000),
+            costs.round_overhead("ngram-simple"),
+        ]
+
+    for x, y, z in zip(charges(a), charges(b), charges(both), strict=True):
+        assert z == pytest.approx((x + y) / 2)
+    assert both.checkpoint(1e6) == a.checkpoint(1e6)  # only one knows
+    assert mean_of([one]) is one
+    source = both.figures("llama", "Q8_0")["stream_rate"].source
+    assert "2 calibrations, the last of 2026-11-29" in source
+
+
+def test_repeated_calibrations_are_averaged(stored: Path) -> None:
+    setup = setup_of("detected")
+    save_calibration(at(20, step=100e-6))
+    save_calibration(at(22, step=200e-6))
+    used = applicable(setup)
+    assert used is not None
+    assert used.averaged == 2
+    assert used.step == pytest.approx(150e-6)
+    assert applicable(setup) is used  # made once
+    forget_calibrations([at(20), at(1)])  # the second was never stored
+    assert applicable(setup) == at(22, step=200e-6)
+
+
+def test_visits_are_averaged_where_they_looked() -> None:
+    def seen(passes: dict[int, float], step: float) -> PassTimings:
+        one = {n: Timing(seconds=v, spread=0.0, count=2) for n, v in passes.items()}
+        return PassTimings(passes=one, step=Timing(seconds=step, spread=0.0, count=2), verified=True)
+
+    both = merged([seen({1: 1.0, 2: 2.0, 32: 9.0}, 1.0), seen({1: 2.0, 2: 3.0}, 3.0)])
+    assert {n: t.seconds for n, t in both.passes.items()} == {1: 1.5, 2: 2.5, 32: 9.0}
+    assert both.step.seconds == 2.0
+    assert both.passes[2].count == 4
 
 
 def test_predictions_use_it_by_themselves(stored: Path) -> None:
@@ -349,6 +498,12 @@ def test_command_line_shows_what_is_stored(stored: Path) -> None:
     assert "Q8_0" in shown.stdout
     assert "Close them" in shown.stdout
     assert all(len(line) <= 80 for line in shown.stdout.splitlines())
+    save_calibration(at(20))
+    save_calibration(at(22))
+    several = CliRunner().invoke(app, ["calibrate", "--show"]).stdout
+    assert "mean of 2 calibrations, the last of 2026-11-22: what predictions use" in several
+    forget_calibrations([at(20), at(22)])
+    save_calibration(calibration(contention=0.5))
     listed = CliRunner().invoke(app, ["calibrate", "--show", "--json"])
     assert Calibration.model_validate(json.loads(listed.stdout)[0]) == calibration(contention=0.5)
 

@@ -106,8 +106,8 @@ def test_verifications_are_rounds_of_their_length(engine: Engine, models: dict[s
         context_checkpoints=0,
     )
     with Server(engine, options) as server:
-        timed = time_verifications(server, (2, 5, MOST_VERIFIED), 512, budget=0, least=2, most=2)
-        deep = time_verifications(server, (4,), 512, budget=0, least=2, most=2, depth=200)
+        (timed,) = time_verifications([(server, (2, 5, MOST_VERIFIED))], 512, budget=0, least=2, most=2)
+        (deep,) = time_verifications([(server, (4,))], 512, budget=0, least=2, most=2, depth=200)
     assert timed.verified
     # Only requests that were one round of exactly n accepted tokens are counted.
     assert {n: t.count for n, t in timed.passes.items()} == {1: 2, 2: 2, 5: 2, MOST_VERIFIED: 2}

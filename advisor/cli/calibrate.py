@@ -10,6 +10,8 @@ import typer
 from advisor.cli import options
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Group
 
     from advisor.performance.measured import Calibration
@@ -33,22 +35,38 @@ def calibrate(
     ] = 1.0,
     show: Annotated[bool, typer.Option("--show", help="Show the stored calibrations and measure nothing.")] = False,
     save: Annotated[bool, typer.Option(help="Store the calibration for later predictions.")] = True,
+    replace: Annotated[
+        bool,
+        typer.Option(
+            "--replace", help="Forget earlier calibrations of the same machine and engine, if this one works."
+        ),
+    ] = False,
     json: options.Json = False,
 ) -> None:
     """Measure what llama.cpp charges on this machine: streaming, extra columns, experts, overheads.
 
-    Later predictions for this machine use it by themselves and say "measured here".
+    Later predictions for this machine use it by themselves and say "measured here". What a machine gives changes from
+    minute to minute: calibrations of the last 30 days with the same engine are averaged, so running it again at other
+    times makes predictions better. After a change of hardware or drivers use --replace.
 
     \b
     Examples:
       advisor calibrate
+      advisor calibrate --replace
       advisor calibrate my-model.gguf --patience 2
       advisor calibrate --show
     """
     from advisor.cli.confirm import progress_bar
     from advisor.errors import InputError
-    from advisor.performance.measured import load_calibrations, save_calibration
+    from advisor.performance.measured import (
+        comparable,
+        forget_calibrations,
+        load_calibrations,
+        save_calibration,
+    )
 
+    if replace and not save:
+        raise InputError("--replace would forget earlier calibrations, and --no-save would store none.", "Choose one.")
     if show:
         stored = load_calibrations()
         if json:
@@ -60,8 +78,8 @@ def calibrate(
         from advisor.report.console import console
 
         out = console()
-        for calibration in stored:
-            out.print(screen(calibration))
+        for screenful in (*_means(stored), *stored):
+            out.print(screen(screenful))
         return
 
     from advisor.llamacpp.calibrate import calibrate as measure
@@ -76,6 +94,10 @@ def calibrate(
             models or (), engine=engine, threads=threads, gpu_layers=gpu_layers, patience=patience, progress=report
         )
     path = save_calibration(result) if save else None
+    together = comparable(result, load_calibrations()) if save else [result]
+    if replace and not result.disturbed:
+        forget_calibrations([c for c in load_calibrations() if c in together and c != result])
+        together = [result]
     if json:
         typer.echo(result.model_dump_json(indent=2))
         return
@@ -85,7 +107,21 @@ def calibrate(
     out = console()
     out.print(screen(result))
     if path is not None:
-        typer.echo(f"Stored as {clean(str(path))}; predictions for this machine now use it.")
+        many = f"the mean of {len(together)} calibrations" if len(together) > 1 else "it"
+        typer.echo(f"Stored as {clean(str(path))}; predictions for this machine now use {many}.")
+
+
+def _means(stored: Sequence[Calibration]) -> list[Calibration]:
+    """What predictions use where several calibrations are averaged, one per machine, backend and engine."""
+    from advisor.performance.measured import comparable, mean_of
+
+    found, left = [], list(stored)
+    while left:
+        group = comparable(left[0], left)
+        left = [c for c in left[1:] if c not in group]
+        if len(group) > 1:
+            found.append(mean_of(group))
+    return found
 
 
 def screen(calibration: Calibration) -> Group:
@@ -100,7 +136,11 @@ def screen(calibration: Calibration) -> Group:
     c = calibration
     parts: list[RenderableType] = [
         Text(f"{clean(c.machine.processor)}, {c.backend}, {clean(c.engine)}", style="bold"),
-        Text(f"measured here on {c.created[:16].replace('T', ' ')} UTC in {c.seconds:.0f} s"),
+        Text(
+            f"measured here on {c.created[:16].replace('T', ' ')} UTC in {c.seconds:.0f} s"
+            if c.averaged == 1
+            else f"mean of {c.label}: what predictions use"
+        ),
         Text(),
     ]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -116,6 +156,8 @@ def screen(calibration: Calibration) -> Group:
         )
     parts += [table, Text("n: cost of a pass of n tokens in passes of one", style="dim"), Text()]
     lines = [f"Time per layer [us]: {', '.join(f'{k} {v.at(1) * 1e6:.0f}' for k, v in c.layers.items())}."]
+    if c.rows is not None:
+        lines.append(f"Per row of a matrix [ns]: {', '.join(f'n={n} {c.rows.at(n) * 1e9:.0f}' for n in (1, 4, 8))}.")
     lines.append(f"Per step {c.step * 1e6:.0f} us; sampling {c.sampling * 32768e6:.0f} us per row of 32768.")
     if c.drafting:
         tokens = ", ".join(

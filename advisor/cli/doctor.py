@@ -173,7 +173,8 @@ def _calibration() -> list[Check]:
     if made.tzinfo is None:
         made = made.replace(tzinfo=timezone.utc)
     days = (datetime.now(timezone.utc) - made).days
-    found = f"{days} days old, {clean(newest.engine, 60)}, {newest.backend}"
+    many = f", mean of {newest.averaged}" if newest.averaged > 1 else ""
+    found = f"{days} days old{many}, {clean(newest.engine, 60)}, {newest.backend}"
     if used is None:
         cure = "Run `advisor calibrate` again."
         return [Check(name="calibration", status="limited", found=f"{found}: of another machine or backend", cure=cure)]

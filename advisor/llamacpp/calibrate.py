@@ -13,10 +13,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 from advisor.base import Figure
 from advisor.errors import AdvisorError, CancelledError, EngineError
@@ -40,6 +41,8 @@ from advisor.llamacpp.server import Cancel, NgramShape, Server, ServerOptions
 from advisor.llamacpp.synthetic import KNOWN, Recipe, write_synthetic
 from advisor.models.description import ModelDescription
 from advisor.performance.measured import (
+    BUSY,
+    PROCEDURE,
     Calibration,
     Check,
     Correction,
@@ -58,6 +61,12 @@ COLUMNS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 32)
 """Passes that are timed: all draft lengths up to 8 exactly, the longer ones by interpolation."""
 VISITS = 2
 """How often every type is looked at, with all others in between."""
+_AGAIN = COLUMNS[:-1]
+"""Passes that are timed on later visits: the longest takes a third of the time."""
+_STREAM_BUDGET = 0.6
+"""Time to look at one type with rows of one length on one visit [s]."""
+_TURNS = 4
+"""How often times per layer and per byte are separated from each other; they change by per mille after that."""
 _FEW = (1, 2, 3, 4, 5, 8, 9, 16)
 TYPES = (
     "Q8_0", "F16", "F32", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q4_K", "Q5_K", "Q6_K", "Q3_K", "Q2_K", "IQ4_NL", "IQ4_XS",
@@ -79,8 +88,6 @@ _BACKENDS: tuple[tuple[str, Backend], ...] = (
 _STAIR = 1.3
 """Largest ratio of a pass to the next longer one that is taken for real: where kernels take 4 columns at once, 3 were
 seen to cost up to a sixth more than 4."""
-BUSY = 0.15
-"""Share of the processors used by others from which a calibration is called disturbed."""
 
 
 def backend_of(engine: Engine) -> Backend:
@@ -170,16 +177,20 @@ def _thin(family: Family, **changes: object) -> Recipe:
     return Recipe.model_validate(base | special[family] | {"name": f"thin-{family}"} | changes)
 
 
-def _wide(quant: str, nbytes: float) -> Recipe:
-    """Few wide blocks of one type, ``nbytes`` in all: nearly all of their time is streaming and multiplying."""
-    one = Recipe(
-        architecture="llama", name=f"wide-{quant}", layers=1, width=1024, heads=16, kv_heads=4, ffn=4096, quant=quant,
-        vocabulary=_SMALL,
-    )  # fmt: skip
+_WIDE, _NARROW_ROWS = 2048, 512
+"""Row lengths of the streaming probes: as in models of billions of weights, and as in the smallest drafts."""
+
+
+def _streaming(quant: str, nbytes: float, width: int) -> Recipe:
+    """Blocks of one type, ``nbytes`` in all: nearly all of their time is streaming and multiplying."""
     from advisor.performance.fitted import bits_of
 
-    weights = 2 * 1024 * 1024 + 2 * 1024 * 256 + 3 * 1024 * 4096
-    return one.model_copy(update={"layers": max(2, round(nbytes / (weights * bits_of(quant) / 8)))})
+    weights = (2 + 2 / 4 + 3 * 4) * width**2
+    return Recipe(
+        architecture="llama", name=f"rows{width}-{quant}",
+        layers=max(1, round(nbytes / (weights * bits_of(quant) / 8))),
+        width=width, heads=width // 64, kv_heads=width // 256, ffn=4 * width, quant=quant, vocabulary=_SMALL,
+    )  # fmt: skip
 
 
 def _wide_experts(quant: str, nbytes: float) -> Recipe:
@@ -204,8 +215,27 @@ _ORDINARY = Recipe(
     vocabulary=16384,
 )  # fmt: skip
 """A model of ordinary proportions, larger than a processor's cache."""
+_NEVER = 1e-9
+"""Forced acceptance of zero: the engine wants a positive one."""
 _IN_ROUNDS = (0.8, 1.5)
 """Bounds of the factor found with it; anything beyond is a disturbed measurement."""
+
+
+class _Streamed(NamedTuple):
+    """A model that streams matrices of one type: bytes and rows of them, blocks, and its passes."""
+
+    nbytes: int
+    rows: int
+    layers: int
+    timed: PassTimings
+
+
+class _Pair(NamedTuple):
+    """Matrices of one type in short rows, in long rows right beside, and in long rows over all visits."""
+
+    beside: _Streamed
+    short: _Streamed
+    long: _Streamed
 
 
 class _Calibrator:
@@ -274,12 +304,23 @@ class _Calibrator:
 
     def passes(self, path: Path, columns: Sequence[int], budget: float, message: str, depth: int = 0) -> PassTimings:
         """T(n) by verifications, of a chain model with a small vocabulary."""
+        return self.together([(path, columns)], budget, message, depth)[0]
+
+    def together(
+        self, models: Sequence[tuple[Path, Sequence[int]]], budget: float, message: str, depth: int = 0
+    ) -> list[PassTimings]:
+        """The same for several models, in turn."""
         self.say(message)
-        options = self.options(path, method="ngram-simple", draft_max=MOST_VERIFIED - 1, ngram=NgramShape(match=MATCH))
-        with Server(self.engine, options, cancel=self.cancel) as server:
-            time_verifications(server, (2,), _SMALL, budget=0, least=1, most=1, meter=self.meter)  # warms up
+        shape = {"method": "ngram-simple", "draft_max": MOST_VERIFIED - 1, "ngram": NgramShape(match=MATCH)}
+        with ExitStack() as stack:
+            servers = []
+            for path, columns in models:
+                server = Server(self.engine, self.options(path, **shape), cancel=self.cancel)
+                servers.append((stack.enter_context(server), columns))
+            warm = [(server, (2,)) for server, _ in servers]
+            time_verifications(warm, _SMALL, budget=0, least=1, most=1, meter=self.meter)
             return time_verifications(
-                server, columns, _SMALL, budget=budget * self.patience, least=2, depth=depth, meter=self.meter
+                servers, _SMALL, budget=budget * self.patience * len(servers), least=2, depth=depth, meter=self.meter
             )
 
     def drafting(self, target: Recipe, method: Method, k: int, draft: Recipe | None) -> ServerOptions:
@@ -329,8 +370,9 @@ class _Calibrator:
         began = time.monotonic()
         backend = backend_of(self.engine)
         # A first look, to size the probes for this machine.
-        first = self.passes(self.file(_wide("Q8_0", _BYTES)), (1,), 0.3, "first look")
-        self.drop(_wide("Q8_0", _BYTES))
+        look = _streaming("Q8_0", _BYTES, _WIDE)
+        first = self.passes(self.file(look), (1,), 0.3, "first look")
+        self.drop(look)
         if (share := self.meter.share) is not None and share > BUSY:
             self.say(f"careful: other programs use {share:.0%} of the processors")
         nbytes = min(_MOST_BYTES, _BYTES * max(1.0, _PASS / first.step.seconds))
@@ -345,25 +387,13 @@ class _Calibrator:
         # Blocks of 2 and 24 layers share everything but their number: the intercept is the step itself.
         step, _ = _line((2, short.step.seconds), (24, long.step.seconds))
         self.step = max(step, 0.0)
-        # A first guess that takes the narrow blocks' own matrices for overhead; corrected below.
+        # A first guess that takes the thin blocks' own matrices for overhead; corrected below.
         raw = {n: t.seconds / 24 for n, t in long.passes.items()}
         dense_layer, self.rebuild = through_first(max(long.step.seconds - self.step, 0.0) / 24, raw)
-
-        seen: dict[str, list[PassTimings]] = {quant: [] for quant in TYPES}
-        streamed: dict[str, int] = {}
-        for visit in range(VISITS):
-            for quant in TYPES:
-                recipe = _wide(quant, nbytes)
-                message = f"matrices of type {quant}" + (" again" if visit else "")
-                groups = [g for g in self.describe(self.file(recipe)).weights if g.quant == quant]
-                streamed[quant] = sum(g.bytes for g in groups if g.role not in ("embedding", "head"))
-                seen[quant].append(self.passes(self.file(recipe), COLUMNS, 2.0 / VISITS, message))
-                self.drop(recipe)
-        matrices = [
-            self._matrix_cost(quant, streamed[quant], _wide(quant, nbytes).layers, merged(visits), dense_layer)
-            for quant, visits in seen.items()
-        ]
+        probes = self._stream(nbytes)
+        matrices, rows = self._matrix_costs(probes, dense_layer)
         self.calibration = Calibration(
+            procedure=PROCEDURE,
             created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             machine=this_machine().model_copy(
                 update={"devices": tuple(d.description for d in list_devices(self.engine))}
@@ -373,13 +403,18 @@ class _Calibrator:
             build=self.engine.build,
             threads=self.threads,
             seconds=0.0,
-            matrices=tuple(matrices),
+            matrices=matrices,
+            rows=rows,
             layers={"dense": dense_layer},
             step=self.step,
             cache=Curve(columns=(1,), values=(matrices[0].seconds_per_byte.at(1),)),
         )
-        # Now that matrices are known, what narrow blocks spend on theirs can be taken out of the time per layer.
-        self.update(layers={"dense": self._layer_curve(_thin("dense"), long)})
+        # What thin blocks spend on their matrices is not time per layer, and what the others spend on their layers is
+        # not matrices: a few turns separate the two.
+        for _ in range(_TURNS):
+            dense_layer = self._layer_curve(_thin("dense"), long)
+            matrices, rows = self._matrix_costs(probes, dense_layer)
+            self.update(layers={"dense": dense_layer}, matrices=matrices, rows=rows)
         self._cache()
         self._families()
         self._state()
@@ -409,17 +444,58 @@ class _Calibrator:
         values[1] = timed.step.seconds
         return without_spikes(values)
 
-    def _matrix_cost(self, quant: str, streamed: int, layers: int, timed: PassTimings, layer: Curve) -> MatrixCost:
-        """Seconds per byte: what a wide model spends beyond its steps and ``layers``, over the ``streamed`` bytes."""
-        values = self.corrected(timed, layers)
-        columns = sorted(values)
-        bare = {n: max(values[n] - self.step - layers * layer.at(n), 0.1 * values[n]) for n in columns}
-        return MatrixCost(
-            quant=quant,
-            seconds_per_byte=Curve(
-                columns=tuple(columns), values=tuple(bare[n] / streamed for n in columns), spread=_spread(timed)
-            ),
+    def _stream(self, nbytes: float) -> dict[str, _Pair]:
+        """Passes over ``nbytes`` of matrices of every type, in long rows and in short ones.
+
+        Every type is seen several times, with all others in between, because memory bandwidth drifts over minutes.
+        Short rows are seen once, next to long ones: only the difference counts.
+        """
+        seen: dict[tuple[str, int], list[PassTimings]] = {}
+        sizes: dict[tuple[str, int], tuple[int, int, int]] = {}
+        for visit in range(VISITS):
+            looks = ((_WIDE, COLUMNS), (_NARROW_ROWS, _FEW)) if not visit else ((_WIDE, _AGAIN),)
+            for quant in TYPES:
+                recipes = [_streaming(quant, nbytes, width) for width, _ in looks]
+                for recipe in recipes:
+                    groups = [g for g in self.describe(self.file(recipe)).weights if g.quant == quant]
+                    read = [g for g in groups if g.role not in ("embedding", "head")]
+                    sizes[quant, recipe.width] = sum(g.bytes for g in read), sum(g.rows for g in read), recipe.layers
+                models = [(self.file(r), columns) for r, (_, columns) in zip(recipes, looks, strict=True)]
+                message = f"matrices of type {quant}" + (" again" if visit else "")
+                for recipe, timed in zip(recipes, self.together(models, _STREAM_BUDGET, message), strict=True):
+                    seen.setdefault((quant, recipe.width), []).append(timed)
+                    self.drop(recipe)
+        return {
+            quant: _Pair(
+                beside=_Streamed(*sizes[quant, _WIDE], seen[quant, _WIDE][0]),
+                short=_Streamed(*sizes[quant, _NARROW_ROWS], seen[quant, _NARROW_ROWS][0]),
+                long=_Streamed(*sizes[quant, _WIDE], merged(seen[quant, _WIDE])),
+            )
+            for quant in TYPES
+        }
+
+    def _matrix_costs(self, probes: dict[str, _Pair], layer: Curve) -> tuple[tuple[MatrixCost, ...], Curve]:
+        """Seconds per byte and per row: what streaming models spend beyond their step and ``layer``s."""
+
+        def bare(probe: _Streamed) -> dict[int, float]:
+            values = self.corrected(probe.timed, probe.layers)
+            return {n: max(v - self.step - probe.layers * layer.at(n), 0.1 * v) for n, v in values.items()}
+
+        rows = pooled_rows(
+            [
+                per_row(bare(p.beside), bare(p.short), (p.long.nbytes, p.long.rows), (p.short.nbytes, p.short.rows))
+                for p in probes.values()
+            ]
         )
+        found = []
+        for quant, pair in probes.items():
+            # Long rows tell the cost per byte: most weights of most models lie in such.
+            long, wide = pair.long, bare(pair.long)
+            columns = tuple(sorted(wide))
+            values = tuple(max(wide[n] - long.rows * rows.at(n), 0.3 * wide[n]) / long.nbytes for n in columns)
+            curve = Curve(columns=columns, values=values, spread=_spread(long.timed))
+            found.append(MatrixCost(quant=quant, seconds_per_byte=curve))
+        return tuple(found), rows
 
     def _cache(self) -> None:
         """Attention over a long context against a short one."""
@@ -514,11 +590,36 @@ class _Calibrator:
         self.update(rounds={"ngram-simple": sum(e - b for e, b in zip(extra, bare, strict=True)) / len(lengths)})
 
     def _vocabulary(self) -> None:
-        """Sampling rows of many logits: a model that is nearly all vocabulary, in rounds of few and many rows."""
+        """Sampling rows of many logits, with a model that is nearly all vocabulary.
+
+        Rounds compute the logits of all their rows, but sample only up to the first rejection: all accepted against all
+        rejected. An engine that cannot force either gets rounds of many rows against rounds of few.
+        """
         recipe = Recipe(
             architecture="llama", name="vocabulary", layers=2, width=64, heads=1, kv_heads=1, ffn=128, quant="Q8_0",
             vocabulary=65536,
         )  # fmt: skip
+        if self.engine.capabilities.synth:
+            k = 7
+            self.say("sampling")
+            accepting = self.drafting(recipe, "ngram-simple", k, None)
+            rejecting = accepting.model_copy(update={"synth_rates": forced_rates(_NEVER, k)})
+            timings: tuple[list[float], list[float]] = ([], [])
+            with ExitStack() as stack:
+                servers = [
+                    stack.enter_context(Server(self.engine, o, cancel=self.cancel)) for o in (accepting, rejecting)
+                ]
+                for i in range(1 + max(3, round(8 * self.patience))):
+                    for server, tokens, seen in zip(servers, (96, 12), timings, strict=True):
+                        rounds = max(1, tokens // (k + 1))
+                        timed = time_rounds(
+                            server, recipe.vocabulary, k, rounds=rounds, repetitions=1, first=i, meter=self.meter
+                        )
+                        if i:  # the first warms up
+                            seen.append(timed.timing.seconds)
+            more = median(timings[0]) - median(timings[1])
+            self.update(sampling=max(0.0, more) / k / recipe.vocabulary)
+            return
         lengths = (1, 7)
         free = self.calibration.model_copy(update={"sampling": 0.0})
         more = [
@@ -541,7 +642,7 @@ class _Calibrator:
         """Rounds of narrow models: what they cost beyond their passes is overhead of drafting."""
         small, rounds = _NARROW, dict(self.calibration.rounds)
         drafting: dict[str, DraftCost] = {}
-        big = _thin("dense", layers=4, vocabulary=_LARGE, width=64, heads=1)
+        big = _thin("dense", layers=4, vocabulary=_LARGE, width=256, heads=4)
         tall = _thin("dense", layers=24)
         sample = {
             (_SMALL, 4): self._token("draft-simple", small, small, rounds),
@@ -709,6 +810,34 @@ class _Calibrator:
         self.update(corrections=(*others, Correction(architecture=model.architecture, model=model.name, ratio=ratio)))
 
 
+def per_row(
+    wide: dict[int, float], narrow: dict[int, float], long: tuple[float, float], short: tuple[float, float]
+) -> dict[int, float]:
+    """Seconds per row of a matrix by columns, on top of those per byte: a difference of noisy times, of any sign.
+
+    Args:
+        wide: seconds by columns of passes over matrices with long rows.
+        narrow: the same for short rows.
+        long: bytes and rows of the first.
+        short: bytes and rows of the second.
+    """
+    lever = short[1] / short[0] - long[1] / long[0]
+    return {n: (narrow[n] / short[0] - wide[n] / long[0]) / lever for n in sorted(narrow) if n in wide}
+
+
+def pooled_rows(rows: Sequence[dict[int, float]]) -> Curve:
+    """Cost per row by columns, never below zero: medians over types, which differ less than one is known.
+
+    A decode step uses other kernels than longer passes, which share theirs: one value for it, a straight line for them.
+    """
+    middle = {n: median(r[n] for r in rows) for n in sorted(set.intersection(*(set(r) for r in rows)))}
+    first, longer = max(middle.pop(1), 0.0), list(middle.items())
+    slopes = [(b - a) / (m - n) for i, (n, a) in enumerate(longer) for m, b in longer[i + 1 :]]
+    slope = max(0.0, median(slopes)) if slopes else 0.0
+    start = max(0.0, median(v - slope * n for n, v in longer)) if longer else first
+    return Curve(columns=(1, *(n for n, _ in longer)), values=(first, *(start + slope * n for n, _ in longer)))
+
+
 def through_first(first: float, others: dict[int, float]) -> tuple[Curve, float]:
     """Small operations by columns: a straight line through the decode step, and what all others lie above it.
 
@@ -785,7 +914,7 @@ def _fit_experts(quant: str, recipe: Recipe, one: float, seconds: dict[int, floa
 
 def disturbed(calibration: Calibration) -> str | None:
     """A warning if other programs used the machine meanwhile."""
-    if calibration.contention is None or calibration.contention < BUSY:
+    if not calibration.disturbed:
         return None
     return (
         f"Other programs used {calibration.contention:.0%} of the processors during the calibration: "

@@ -72,9 +72,9 @@ def merged(visits: Sequence[PassTimings]) -> PassTimings:
             count=sum(t.count for t in timings),
         )
 
-    columns = set.intersection(*(set(v.passes) for v in visits))
+    columns = set().union(*(v.passes for v in visits))
     return PassTimings(
-        passes={n: mean([v.passes[n] for v in visits]) for n in sorted(columns)},
+        passes={n: mean([v.passes[n] for v in visits if n in v.passes]) for n in sorted(columns)},
         step=mean([v.step for v in visits]),
         verified=all(v.verified for v in visits),
     )
@@ -87,8 +87,7 @@ MATCH = 4
 
 
 def time_verifications(
-    server: Server,
-    columns: Sequence[int],
+    servers: Sequence[tuple[Server, Sequence[int]]],
     vocabulary: int,
     *,
     budget: float,
@@ -97,15 +96,16 @@ def time_verifications(
     depth: int = 0,
     steps: int = 24,
     meter: ContentionMeter | None = None,
-) -> PassTimings:
+) -> list[PassTimings]:
     """T(n) as a round of verification costs it; single rounds hold the start of a request, and so does T(1).
 
-    Every ratio has the decode step below it, so the step gets the most time.
+    Every ratio has the decode step below it, so the step gets the most time. Several servers are asked in turn, sweep
+    by sweep, so that what differs between them is not the minute.
 
     Args:
-        server: drafts by ``ngram-simple``, draft length ``MOST_VERIFIED - 1`` and ``MATCH``, and holds a chain model.
-        columns: numbers of tokens.
-        vocabulary: of the model.
+        servers: with the numbers of tokens to time. Each drafts by ``ngram-simple``, draft length
+            ``MOST_VERIFIED - 1`` and ``MATCH``, and holds a chain model.
+        vocabulary: of the models.
         budget: seconds to spend, more or less.
         least: least sweeps.
         most: most sweeps.
@@ -121,23 +121,26 @@ def time_verifications(
     # From the middle of a cycle nothing repeats within a few steps, so these are not drafted.
     fresh = prefix[:depth] + chain_prompt(vocabulary, 4, 1)
 
-    def ask(prompt: list[int], tokens: int) -> Completion:
-        with meter.during(server):
-            return server.client.complete(prompt, tokens, cache_prompt=True, ignore_eos=True)
+    def probe(server: Server, columns: Sequence[int]) -> _Probe:
+        def ask(prompt: list[int], tokens: int) -> Completion:
+            with meter.during(server):
+                return server.client.complete(prompt, tokens, cache_prompt=True, ignore_eos=True)
 
-    def verify(_: int, n: int) -> float | None:
-        answer = ask(prefix, n + 1)
-        whole = answer.predicted == n + 1 and (answer.accepted or 0) == n - 1
-        return answer.predicted_ms / 1000 if whole else None
+        def verify(_: int, n: int) -> float | None:
+            answer = ask(prefix, n + 1)
+            whole = answer.predicted == n + 1 and (answer.accepted or 0) == n - 1
+            return answer.predicted_ms / 1000 if whole else None
 
-    def step(_: int) -> float | None:
-        answer = ask(fresh, steps + 1)
-        ask(prefix, 1)  # the same prompt over and over: all but its last token stay in the cache
-        return None if answer.drafted else _per_step(answer)
+        def step(_: int) -> float | None:
+            answer = ask(fresh, steps + 1)
+            ask(prefix, 1)  # the same prompt over and over: all but its last token stay in the cache
+            return None if answer.drafted else _per_step(answer)
 
-    ask(prefix, 1)
-    found = _sweeps(sorted({1, *columns}), verify, step, budget, least, most)
-    return _summary(*found, busy=meter.busy, verified=True)
+        ask(prefix, 1)
+        return _Probe(sorted({1, *columns}), verify, step)
+
+    probes = [probe(*one) for one in servers]
+    return [p.summary(meter.busy, verified=True) for p in _sweeps(probes, budget, least, most)]
 
 
 def time_passes(
@@ -171,50 +174,57 @@ def time_passes(
     def step(sweep: int) -> float | None:
         return _per_step(ask(chain_prompt(vocabulary, 4, sweep), steps + 1))
 
-    found = _sweeps(list(columns), read, step, budget, least, most)
-    return _summary(*found, busy=meter.busy, verified=False)
+    (found,) = _sweeps([_Probe(list(columns), read, step)], budget, least, most)
+    return found.summary(meter.busy, verified=False)
 
 
 def _per_step(answer: Completion) -> float | None:
     return answer.predicted_ms / 1000 / (answer.predicted - 1) if answer.predicted > 1 else None
 
 
-def _sweeps(
-    columns: list[int],
-    one: Callable[[int, int], float | None],
-    step: Callable[[int], float | None],
-    budget: float,
-    least: int,
-    most: int,
-) -> tuple[dict[int, list[float]], list[float]]:
-    """Every number of columns in random order, sweep after sweep until ``budget`` seconds are used.
+class _Probe:
+    """What one server is asked in every sweep, and what it answered [s]."""
+
+    def __init__(
+        self, columns: list[int], one: Callable[[int, int], float | None], step: Callable[[int], float | None]
+    ) -> None:
+        self.columns, self.one, self.step = columns, one, step
+        self.seconds: dict[int, list[float]] = {n: [] for n in columns}
+        self.decode: list[float] = []
+
+    def sweep(self, number: int, shuffle: random.Random) -> None:
+        """Every number of columns in random order, then decode steps."""
+        shuffle.shuffle(self.columns)
+        for n in self.columns:
+            if (value := self.one(number, n)) is not None:
+                self.seconds[n].append(value)
+        if (value := self.step(number)) is not None:
+            self.decode.append(value)
+
+    def summary(self, busy: bool, *, verified: bool) -> PassTimings:
+        """Medians of what was answered."""
+        return PassTimings(
+            passes={n: summarise(values, busy) for n, values in sorted(self.seconds.items()) if values},
+            step=summarise(self.decode, busy),
+            verified=verified,
+        )
+
+
+def _sweeps(probes: Sequence[_Probe], budget: float, least: int, most: int) -> Sequence[_Probe]:
+    """All probes in turn, sweep after sweep until ``budget`` seconds are used.
 
     Decode steps are part of every sweep: T(n) is only ever used relative to them, so both must see the same minute.
     """
-    seconds: dict[int, list[float]] = {n: [] for n in columns}
-    decode: list[float] = []
     shuffle = random.Random(1)
     began = time.monotonic()
     for sweep in range(most):
-        shuffle.shuffle(columns)
-        for n in columns:
-            if (value := one(sweep, n)) is not None:
-                seconds[n].append(value)
-        if (value := step(sweep)) is not None:
-            decode.append(value)
+        for probe in probes:
+            probe.sweep(sweep, shuffle)
         passed = time.monotonic() - began
         # On a busy machine a sweep may take many times as long as planned: two must do then.
         if (sweep + 1 >= least and passed > budget) or (sweep >= 1 and passed > _PATIENCE * budget):
             break
-    return seconds, decode
-
-
-def _summary(seconds: dict[int, list[float]], decode: list[float], *, busy: bool, verified: bool) -> PassTimings:
-    return PassTimings(
-        passes={n: summarise(values, busy) for n, values in sorted(seconds.items()) if values},
-        step=summarise(decode, busy),
-        verified=verified,
-    )
+    return probes
 
 
 class RoundTiming(Frozen):

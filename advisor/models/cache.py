@@ -17,7 +17,7 @@ from pathlib import Path
 
 from advisor.models.description import ModelDescription
 
-VERSION = 1
+VERSION = 2
 """Raise when the meaning of a description changes, so that older entries are not used."""
 LIMIT = 3000
 """Entries kept; beyond that the older half goes."""

@@ -522,11 +522,12 @@ def describe_header(
     roles = reading.roles(mtp, dead, own, tied)
     if not generative:
         roles = dict.fromkeys(roles, "other")
-    groups: dict[tuple[Role, str], list[int]] = defaultdict(lambda: [0, 0])
+    groups: dict[tuple[Role, str], list[int]] = defaultdict(lambda: [0, 0, 0])
     for tensor in header.tensors:
         group = groups[roles[tensor.name], tensor.quant]
         group[0] += tensor.parameters
         group[1] += tensor.nbytes
+        group[2] += tensor.rows
     windows = reading.windows() if generative else {}
     layers = tuple(
         reading.layer(block, roles, windows.get(block.index), number < own)
@@ -566,8 +567,8 @@ def describe_header(
         context_length=reading.integer("context_length"),
         tied_head=tied,
         weights=tuple(
-            WeightGroup(role=role, quant=q, parameters=n, bytes=size)
-            for (role, q), (n, size) in sorted(groups.items(), key=lambda g: -g[1][1])
+            WeightGroup(role=role, quant=q, parameters=n, bytes=size, rows=rows)
+            for (role, q), (n, size, rows) in sorted(groups.items(), key=lambda g: -g[1][1])
         ),
         layers=layers,
         mtp=reading.mtp_block(mtp, roles) if generative else None,

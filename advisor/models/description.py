@@ -41,12 +41,16 @@ Mixer = Literal["full", "sliding", "mla", "recurrent", "convolution", "none", "h
 
 
 class WeightGroup(Frozen):
-    """All weights of one role and one ggml type. ``parameters`` counts weights, ``bytes`` their size in the file."""
+    """All weights of one role and one ggml type. ``parameters`` counts weights, ``bytes`` their size in the file.
+
+    ``rows`` are outputs of its matrices together (0 = unknown): short rows cost more per byte than long ones.
+    """
 
     role: Role
     quant: str
     parameters: int
     bytes: int
+    rows: int = 0
 
 
 class Layer(Frozen):

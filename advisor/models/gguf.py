@@ -34,6 +34,8 @@ KEPT_ELEMENTS = 8192
 _SCALARS = {0: ("B", 1), 1: ("b", 1), 2: ("H", 2), 3: ("h", 2), 4: ("I", 4), 5: ("i", 4), 6: ("f", 4), 7: ("?", 1),
             10: ("Q", 8), 11: ("q", 8), 12: ("d", 8)}  # fmt: skip
 _STRING, _ARRAY = 8, 9
+_LEAST_ROW = 32
+"""Weights of the smallest block of a quantised type."""
 _TOKENS = "tokenizer.ggml.tokens"
 
 
@@ -76,6 +78,13 @@ class Tensor(NamedTuple):
         for n in self.shape:
             product *= n
         return product
+
+    @property
+    def rows(self) -> int:
+        """Outputs, if this is a matrix: rows shorter than a block of weights are filters, not multiplied as one."""
+        if len(self.shape) < 2 or self.shape[0] < _LEAST_ROW:
+            return 0
+        return self.parameters // self.shape[0]
 
 
 @dataclass(frozen=True)

@@ -31,13 +31,26 @@ class CostModel(Protocol):
     def fixed(self, architecture: str, layers: float, n: int) -> float:
         """Launches, synchronisation, norms and activations of ``layers`` blocks [s]."""
 
-    def matrix(self, quant: str, nbytes: float, parameters: float, n: int, architecture: str) -> float:
-        """Streaming dense matrices once and multiplying them by ``n`` columns [s]."""
+    def matrix(
+        self, quant: str, nbytes: float, parameters: float, n: int, architecture: str, rows: float = 0.0
+    ) -> float:
+        """Streaming dense matrices once and multiplying them by ``n`` columns [s].
+
+        ``rows`` are their outputs together; 0 = unknown, taken for long rows.
+        """
 
     def experts(
-        self, quant: str, nbytes: float, parameters: float, count: int, used: float, n: int, architecture: str
+        self,
+        quant: str,
+        nbytes: float,
+        parameters: float,
+        count: int,
+        used: float,
+        n: int,
+        architecture: str,
+        rows: float = 0.0,
     ) -> float:
-        """Routed experts of the pass [s]: ``nbytes``/``parameters`` are those of *all* ``count`` experts together."""
+        """Routed experts of the pass [s]: bytes, weights and rows are those of *all* ``count`` experts together."""
 
     def cache(self, nbytes: float, n: int) -> float:
         """Reading ``nbytes`` of KV cache for ``n`` query tokens [s]."""

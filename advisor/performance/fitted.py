@@ -290,8 +290,10 @@ class FittedCosts:
         """Launches and small operations of ``layers`` blocks [s]."""
         return layers * self._layer
 
-    def matrix(self, quant: str, nbytes: float, parameters: float, n: int, architecture: str) -> float:
-        """One pass over dense matrices [s]."""
+    def matrix(
+        self, quant: str, nbytes: float, parameters: float, n: int, architecture: str, rows: float = 0.0
+    ) -> float:
+        """One pass over dense matrices [s]; published tables do not tell short rows from long ones."""
         return self._limited(nbytes * self._quant(quant).seconds_per_byte * self._ratio(quant, n), parameters * n)
 
     def _limited(self, seconds: float, products: float) -> float:
@@ -302,7 +304,15 @@ class FittedCosts:
         return math.pow(math.pow(seconds, p) + math.pow(products / self._cores, p), 1.0 / p)
 
     def experts(
-        self, quant: str, nbytes: float, parameters: float, count: int, used: float, n: int, architecture: str
+        self,
+        quant: str,
+        nbytes: float,
+        parameters: float,
+        count: int,
+        used: float,
+        n: int,
+        architecture: str,
+        rows: float = 0.0,
     ) -> float:
         """Routed experts of one pass [s].
 

@@ -3,8 +3,9 @@
 Nothing here is a formula of the hardware: columns cost what they were seen to cost, stairs and kernel switches
 included. Per pass of ``n`` tokens::
 
-    matrix  = bytes * stream[q] * columns[q](n) * in_rounds          (in_rounds only for n > 1)
-    experts = bytes per expert * (read * distinct(n) + pair * used * n) * in_rounds
+    matrix  = (bytes * stream[q](n) + rows * row(n)) * in_rounds         (in_rounds only for n > 1)
+    experts = (bytes per expert * (read * distinct(n) + pair * used * n) + rows per expert * row(1) * used * n)
+              * in_rounds
     fixed   = step + layers * layer[family](n)
     cache   = bytes * cache(n)                       state = bytes * (state(n) + copies * copy)
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from datetime import datetime, timedelta, timezone
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
@@ -27,7 +29,15 @@ from advisor.performance.identity import IdentityCache
 from advisor.resources import user_data_dir
 
 SCHEMA_VERSION = 1
+PROCEDURE = 2
+"""How calibrations are taken now; raise it when a stored number means something else than before."""
 FOLDER = "calibrations"
+MOST_AVERAGED = 8
+"""Newest calibrations of a machine that are averaged; more would only make it slow to notice a change."""
+AVERAGED_DAYS = 30
+"""How much older than the newest a calibration may be to count."""
+BUSY = 0.15
+"""Share of the processors used by others from which a calibration is called disturbed."""
 Family = Literal["dense", "sandwich", "experts", "delta", "convolution", "latent"]
 """Kinds of blocks with different small operations: plain, Gemma's extra norms, routed, gated delta net, LFM2, MLA."""
 
@@ -127,6 +137,10 @@ class Calibration(Frozen):
     """One machine, backend and build, measured. All times in seconds; every number was measured here."""
 
     schema_version: int = SCHEMA_VERSION
+    procedure: int = 1
+    """Only calibrations taken in the same way are averaged."""
+    averaged: int = 1
+    """Calibrations this one is the mean of."""
     created: str
     machine: Machine
     backend: Backend
@@ -138,6 +152,8 @@ class Calibration(Frozen):
     """How long the calibration took."""
     contention: float | None = None
     matrices: tuple[MatrixCost, ...]
+    rows: Curve | None = None
+    """Seconds per row (output) of a matrix, on top of those per byte: every row starts and ends a sum."""
     experts: tuple[ExpertCost, ...] = ()
     layers: dict[Family, Curve]
     """Fixed seconds per layer by kind of block."""
@@ -162,9 +178,20 @@ class Calibration(Frozen):
     corrections: tuple[Correction, ...] = ()
     checks: tuple[Check, ...] = ()
 
+    @property
+    def disturbed(self) -> bool:
+        """Whether other programs used so much of the machine that its times are too long."""
+        return self.contention is not None and self.contention >= BUSY
+
+    @property
+    def label(self) -> str:
+        """When it was taken, and of how many it is the mean."""
+        day = self.created[:10]
+        return f"calibration of {day}" if self.averaged == 1 else f"{self.averaged} calibrations, the last of {day}"
+
     def figures(self) -> dict[str, Figure]:
         """The headline numbers, for a screen."""
-        source = f"calibration of {self.created[:10]}, {self.engine} {self.build}"
+        source = f"{self.label}, {self.engine} {self.build}"
 
         def figure(value: float, unit: str) -> Figure:
             return Figure(value=value, unit=unit, kind="measured", source=source)
@@ -215,8 +242,13 @@ class MeasuredCosts:
         """Scatter of T(1): matrix shapes and caches differ between models."""
         return _LEAST_SD if architecture in self._corrections else _STEP_SD
 
+    def _row(self, n: int) -> float:
+        """Seconds per row."""
+        rows = self.calibration.rows
+        return rows.at(n) if rows is not None else 0.0
+
     def _curve(self, quant: str) -> tuple[Curve, float]:
-        """The measured curve of a type, or of the nearest measured one with a factor on its bytes.
+        """Seconds per byte of a type, or of the nearest measured one with a factor on its bytes.
 
         A type in the same streaming group is taken as it is. Otherwise the nearest in bits of the same kernel group:
         compute-bound types cost per weight, not per byte, so bytes are scaled by the ratio of bits.
@@ -249,19 +281,29 @@ class MeasuredCosts:
         curve = known.get(family_of_architecture(architecture)) or known["dense"]
         return (self.calibration.step + layers * curve.at(n)) * self._factor(architecture, n)
 
-    def matrix(self, quant: str, nbytes: float, parameters: float, n: int, architecture: str) -> float:
+    def matrix(
+        self, quant: str, nbytes: float, parameters: float, n: int, architecture: str, rows: float = 0.0
+    ) -> float:
         """One pass over dense matrices [s]."""
         curve, factor = self._curve(quant)
-        return nbytes * factor * curve.at(n) * self._work(architecture, n)
+        return (nbytes * factor * curve.at(n) + rows * self._row(n)) * self._work(architecture, n)
 
     def experts(
-        self, quant: str, nbytes: float, parameters: float, count: int, used: float, n: int, architecture: str
+        self,
+        quant: str,
+        nbytes: float,
+        parameters: float,
+        count: int,
+        used: float,
+        n: int,
+        architecture: str,
+        rows: float = 0.0,
     ) -> float:
-        """Routed experts: every distinct one is read once, every (token, expert) pair is computed [s]."""
+        """Routed experts: every distinct one is read once, every (token, expert) pair is computed by itself [s]."""
         distinct = count * (1.0 - (1.0 - used / count) ** n)
-        one = nbytes / count
         cost = self._expert(quant)
-        return one * (cost.read * distinct + cost.pair * used * n) * self._work(architecture, n)
+        streamed = nbytes / count * (cost.read * distinct + cost.pair * used * n)
+        return (streamed + rows / count * used * n * self._row(1)) * self._work(architecture, n)
 
     def _expert(self, quant: str) -> ExpertCost:
         found = self._experts.get(quant.upper())
@@ -316,7 +358,7 @@ class MeasuredCosts:
     def figures(self, architecture: str, quant: str) -> dict[str, Figure]:
         """What a prediction for such a model rests on."""
         c = self.calibration
-        source = f"measured here on {c.created[:10]} with {c.engine}"
+        source = f"measured here: {c.label}, with {c.engine}"
         curve, factor = self._curve(quant)
         family = c.layers.get(family_of_architecture(architecture)) or c.layers["dense"]
 
@@ -340,14 +382,13 @@ def calibration_folder() -> Path:
 
 
 def save_calibration(calibration: Calibration, folder: Path | None = None) -> Path:
-    """Store a calibration; the newest of a machine, backend and engine is the one that counts.
+    """Store a calibration; the newest of a machine and backend decides for which engine predictions are made.
 
     Raises:
         InputError: the folder cannot be written.
     """
     folder = folder or calibration_folder()
-    name = f"{calibration.created[:19].replace(':', '')}-{calibration.backend}-{calibration.build}.json"
-    path = folder / name
+    path = folder / _name(calibration)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(".part")
@@ -356,6 +397,25 @@ def save_calibration(calibration: Calibration, folder: Path | None = None) -> Pa
     except OSError as error:
         raise InputError(f"The calibration cannot be stored in {folder}: {error.strerror or error}.") from None
     return path
+
+
+def _name(calibration: Calibration) -> str:
+    return f"{calibration.created[:19].replace(':', '')}-{calibration.backend}-{calibration.build}.json"
+
+
+def forget_calibrations(calibrations: Sequence[Calibration], folder: Path | None = None) -> None:
+    """Delete stored calibrations; those that are not stored are ignored.
+
+    Raises:
+        InputError: a file cannot be deleted.
+    """
+    folder = folder or calibration_folder()
+    for calibration in calibrations:
+        path = folder / _name(calibration)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise InputError(f"{path} cannot be deleted: {error.strerror or error}.") from None
 
 
 def load_calibrations(folder: Path | None = None) -> tuple[Calibration, ...]:
@@ -405,23 +465,125 @@ def this_machine() -> Machine:
 
 
 def applicable(setup: Setup, device: Device | None = None, backend: Backend | None = None) -> Calibration | None:
-    """The newest calibration that was taken on the machine of ``setup`` with this backend; None = there is none.
+    """What was measured on the machine of ``setup`` with this backend; None = nothing.
 
+    The newest calibration decides for which engine; all of that engine taken in the same way are averaged, because
+    what a machine gives changes from minute to minute (see :func:`comparable`).
     Only a detected machine is this machine: a profile by name or numbers describe another one.
     """
     if setup.hardware.source != "detected":
         return None
     backend = backend or setup.backend
     here = this_machine()
-    for calibration in _matching(load_calibrations(), backend):
-        there = calibration.machine
-        if (there.processor, there.threads) == (here.processor, here.threads) and abs(there.memory - here.memory) <= 1:
-            return calibration
-    return None
+    found = [c for c in load_calibrations() if c.backend == backend and _same_machine(c.machine, here)]
+    if not found:
+        return None
+    mine = comparable(found[0], found)
+    return _MEANS.get(tuple(mine), None, lambda: mean_of(mine))
 
 
-def _matching(calibrations: Sequence[Calibration], backend: Backend) -> list[Calibration]:
-    return [c for c in calibrations if c.backend == backend]
+_MEANS: IdentityCache[Calibration] = IdentityCache(16)
+
+
+def _same_machine(there: Machine, here: Machine) -> bool:
+    return (there.processor, there.threads) == (here.processor, here.threads) and abs(there.memory - here.memory) <= 1
+
+
+def comparable(newest: Calibration, calibrations: Sequence[Calibration]) -> list[Calibration]:
+    """Calibrations that measured the same as ``newest``, which is one of them; newest first.
+
+    Same machine, backend, engine, threads and procedure, at most ``AVERAGED_DAYS`` older, ``MOST_AVERAGED`` at most;
+    disturbed ones only if ``newest`` is the only one left.
+    """
+
+    def same(c: Calibration) -> bool:
+        return (
+            _same_machine(c.machine, newest.machine)
+            and (c.machine.devices, c.backend, c.engine, c.build, c.threads, c.procedure)
+            == (newest.machine.devices, newest.backend, newest.engine, newest.build, newest.threads, newest.procedure)
+            and timedelta(0) <= _when(newest) - _when(c) <= timedelta(days=AVERAGED_DAYS)
+        )
+
+    mine = sorted((c for c in calibrations if same(c)), key=lambda c: c.created, reverse=True)
+    return [c for c in mine if not c.disturbed][:MOST_AVERAGED] or [newest]
+
+
+def _when(calibration: Calibration) -> datetime:
+    try:
+        when = datetime.fromisoformat(calibration.created)
+    except ValueError:
+        return datetime.min.replace(tzinfo=timezone.utc)
+    return when if when.tzinfo else when.replace(tzinfo=timezone.utc)
+
+
+def mean_of(calibrations: Sequence[Calibration]) -> Calibration:
+    """Comparable calibrations as one: every cost is the mean of theirs, at the points of the first.
+
+    Means and not medians, because numbers of one calibration make up for each other (a constant and its slope).
+    Checks are kept as they were, each predicted by its own calibration.
+    """
+    first = calibrations[0]
+    if len(calibrations) == 1:
+        return first
+
+    def mean(values: Sequence[float]) -> float:
+        return sum(values) / len(values)
+
+    def curve(curves: Sequence[Curve | None]) -> Curve | None:
+        known = [c for c in curves if c is not None]
+        if not known:
+            return None
+        return Curve(
+            columns=known[0].columns,
+            values=tuple(mean([c.at(n) for c in known]) for n in known[0].columns),
+            spread=mean([c.spread for c in known]),
+        )
+
+    def present(curves: Sequence[Curve | None]) -> Curve:
+        found = curve(curves)
+        assert found is not None  # the first calibration has it
+        return found
+
+    matrices = []
+    for m in first.matrices:
+        same = [x for c in calibrations for x in c.matrices if x.quant == m.quant]
+        matrices.append(MatrixCost(quant=m.quant, seconds_per_byte=present([x.seconds_per_byte for x in same])))
+    experts = []
+    for e in first.experts:
+        alike = [x for c in calibrations for x in c.experts if x.quant == e.quant]
+        sums = {name: mean([getattr(x, name) for x in alike]) for name in ("read", "pair", "spread")}
+        experts.append(ExpertCost(quant=e.quant, **sums))
+    drafting = {}
+    for method in first.drafting:
+        costs = [c.drafting[method] for c in calibrations if method in c.drafting]
+        drafting[method] = DraftCost(
+            **{name: mean([getattr(x, name) for x in costs]) for name in DraftCost.model_fields}
+        )
+    saved = [c.checkpoint for c in calibrations if c.checkpoint is not None]
+    corrections: dict[str, Correction] = {}
+    for c in calibrations:
+        for known in c.corrections:
+            corrections.setdefault(known.architecture, known)
+    plain = ("step", "state_copy", "checkpoint_constant", "sampling", "in_rounds")
+    return first.model_copy(
+        update={name: mean([getattr(c, name) for c in calibrations]) for name in plain}
+        | {
+            "averaged": len(calibrations),
+            "seconds": sum(c.seconds for c in calibrations),
+            "contention": max((c.contention for c in calibrations if c.contention is not None), default=None),
+            "matrices": tuple(matrices),
+            "rows": curve([c.rows for c in calibrations]),
+            "experts": tuple(experts),
+            "layers": {f: present([c.layers.get(f) for c in calibrations]) for f in first.layers},
+            "cache": present([c.cache for c in calibrations]),
+            "state": curve([c.state for c in calibrations]),
+            "checkpoint": mean(saved) if saved else None,
+            "drafting": drafting,
+            "rounds": {m: mean([c.rounds[m] for c in calibrations if m in c.rounds]) for m in first.rounds},
+            "corrections": tuple(corrections.values()),
+            "checks": tuple(check for c in calibrations for check in c.checks),
+        }
+    )
 
 
 _COSTS: IdentityCache[MeasuredCosts] = IdentityCache(16)

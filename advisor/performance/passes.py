@@ -57,11 +57,20 @@ class Parts(NamedTuple):
 
 
 class Matrices(NamedTuple):
-    """Dense weights of one type: ggml type, bytes and weights."""
+    """Dense weights of one type: ggml type, bytes, weights, rows (outputs)."""
 
     quant: str
     nbytes: float
     parameters: float
+    rows: float = 0.0
+
+    def scaled(self, share: float) -> Matrices:
+        """An even part of them."""
+        return Matrices(self.quant, self.nbytes * share, self.parameters * share, self.rows * share)
+
+    def routed(self, total: int, used: float) -> Experts:
+        """The same as routed experts."""
+        return Experts(self.quant, self.nbytes, self.parameters, total, used, self.rows)
 
 
 class Experts(NamedTuple):
@@ -72,6 +81,7 @@ class Experts(NamedTuple):
     parameters: float
     total: int
     used: float
+    rows: float = 0.0
 
 
 class Tier(NamedTuple):
@@ -157,21 +167,21 @@ class Plan:
             c = t.costs
             fixed += c.fixed(a, t.layers, n)
             for m in t.dense:
-                weights += c.matrix(m.quant, m.nbytes, m.parameters, n, a)
+                weights += c.matrix(m.quant, m.nbytes, m.parameters, n, a, m.rows)
             if heads:
                 for m in t.head:
-                    head += c.matrix(m.quant, m.nbytes, m.parameters, heads, a)
+                    head += c.matrix(m.quant, m.nbytes, m.parameters, heads, a, m.rows)
             for e in t.experts:
-                experts += c.experts(e.quant, e.nbytes, e.parameters, e.total, e.used, n, a)
+                experts += c.experts(e.quant, e.nbytes, e.parameters, e.total, e.used, n, a, e.rows)
             if rows < n:
                 for m in t.last:
-                    weights += -1.0 * c.matrix(m.quant, m.nbytes, m.parameters, n, a)
+                    weights += -1.0 * c.matrix(m.quant, m.nbytes, m.parameters, n, a, m.rows)
                     if rows:
-                        weights += c.matrix(m.quant, m.nbytes, m.parameters, rows, a)
+                        weights += c.matrix(m.quant, m.nbytes, m.parameters, rows, a, m.rows)
                 for e in t.last_experts:
-                    experts += -1.0 * c.experts(e.quant, e.nbytes, e.parameters, e.total, e.used, n, a)
+                    experts += -1.0 * c.experts(e.quant, e.nbytes, e.parameters, e.total, e.used, n, a, e.rows)
                     if rows:
-                        experts += c.experts(e.quant, e.nbytes, e.parameters, e.total, e.used, rows, a)
+                        experts += c.experts(e.quant, e.nbytes, e.parameters, e.total, e.used, rows, a, e.rows)
             if depth and t.cache:
                 nbytes = sum(b * (min(depth, w) if w else depth) for b, w in t.cache)
                 cache += c.cache(nbytes * sequences, n)
@@ -251,10 +261,11 @@ def matrices_of(model: ModelDescription, roles: frozenset[str], *, without: bool
     sums: dict[str, list[float]] = {}
     for g in model.weights:
         if (g.role in roles) != without and g.bytes:
-            entry = sums.setdefault(g.quant, [0.0, 0.0])
+            entry = sums.setdefault(g.quant, [0.0, 0.0, 0.0])
             entry[0] += g.bytes
             entry[1] += g.parameters
-    return tuple(Matrices(q, b, p) for q, (b, p) in sums.items())
+            entry[2] += g.rows
+    return tuple(Matrices(q, *sizes) for q, sizes in sums.items())
 
 
 _HEAD = frozenset({"head"})
@@ -265,7 +276,7 @@ _TRUNK_SKIP = LOOKED_UP | MTP_ROLES | _HEAD | _EXPERTS
 def _scaled(groups: tuple[Matrices, ...], share: float) -> tuple[Matrices, ...]:
     if share == 1.0:
         return groups
-    return tuple(Matrices(q, b * share, p * share) for q, b, p in groups) if share else ()
+    return tuple(m.scaled(share) for m in groups) if share else ()
 
 
 class _Slice(NamedTuple):
@@ -293,7 +304,7 @@ def _make_plan(model: ModelDescription, setup: Setup, costs: CostSource | None, 
         for count, used in {(x.expert_count, x.expert_used) for x in s.experts_of if x.expert_count}:
             part = sum(x.expert_bytes for x in s.experts_of if (x.expert_count, x.expert_used) == (count, used))
             portion = part / all_experts * s.share * loops
-            experts += [Experts(q, b * portion, p * portion, count, used) for q, b, p in expert_groups]
+            experts += [m.scaled(portion).routed(count, used) for m in expert_groups]
         cache: dict[int | None, float] = {}
         for x in s.layers:
             width = x.key_width * cache_element_bytes(setup.cache_type_k)
@@ -330,10 +341,7 @@ def _last_experts(model: ModelDescription, portion: float) -> tuple[Experts, ...
     if not last.expert_count:
         return ()
     share = portion * last.expert_bytes / (sum(x.expert_bytes for x in model.layers) or 1)
-    return tuple(
-        Experts(q, b * share, p * share, last.expert_count, last.expert_used)
-        for q, b, p in matrices_of(model, _EXPERTS)
-    )
+    return tuple(m.scaled(share).routed(last.expert_count, last.expert_used) for m in matrices_of(model, _EXPERTS))
 
 
 def _make_mtp(model: ModelDescription, setup: Setup, costs: CostSource | None) -> Plan:
@@ -342,10 +350,6 @@ def _make_mtp(model: ModelDescription, setup: Setup, costs: CostSource | None) -
         raise InputError(f"{model.name} has no MTP layers.", "Choose a file that keeps them, or another method.")
     dense = matrices_of(model, frozenset({"mtp"}))
     own_head = matrices_of(model, frozenset({"mtp_head"}))
-    experts = tuple(
-        Experts(q, b, p, block.expert_count, block.expert_used)
-        for q, b, p in matrices_of(model, frozenset({"mtp_experts"}))
-    )
     width = block.key_width * cache_element_bytes(setup.cache_type_k)
     width += block.value_width * cache_element_bytes(setup.cache_type_v)
     n = max(block.layers, 1)
@@ -355,7 +359,10 @@ def _make_mtp(model: ModelDescription, setup: Setup, costs: CostSource | None) -
         layers=1.0,
         dense=_scaled(dense, 1.0 / n),
         head=_scaled(own_head, 1.0 / n) if own_head else matrices_of(model, _HEAD),
-        experts=tuple(Experts(q, b / n, p / n, c, u) for q, b, p, c, u in experts),
+        experts=tuple(
+            m.scaled(1.0 / n).routed(block.expert_count, block.expert_used)
+            for m in matrices_of(model, frozenset({"mtp_experts"}))
+        ),
         cache=((width / n, None),) if width else (),
         state=0.0,
     )

@@ -21,8 +21,6 @@ from advisor.performance.constants import load_constants
 from advisor.performance.identity import IdentityCache
 from advisor.performance.passes import (
     CostSource,
-    Experts,
-    Matrices,
     Plan,
     Tier,
     draft_device,
@@ -471,7 +469,7 @@ def _fusion_plan(draft: ModelDescription, method: Method, setup: Setup, costs: C
         attention = matrices_of(draft, frozenset({"attention"}))
         whole = sum(m.parameters for m in attention)
         share = min(1.0, weights / whole) if whole else 0.0
-        dense += [Matrices(q, b * share, p * share) for q, b, p in attention]
+        dense += [m.scaled(share) for m in attention]
     tier = Tier(
         costs=resolve_costs(setup, device, backend, costs), layers=layers, dense=tuple(dense), head=(), experts=(),
         cache=(), state=0.0,
@@ -484,9 +482,9 @@ def _drafter_plan(draft: ModelDescription, target: ModelDescription, setup: Setu
     device, backend = draft_device(setup)
     head = matrices_of(draft, _OWN_HEAD) or matrices_of(target, frozenset({"head"}))
     experts = tuple(
-        Experts(quant, nbytes, parameters, count, used)
+        m.routed(count, used)
         for role, count, used in _expert_shape(draft)
-        for quant, nbytes, parameters in matrices_of(draft, frozenset({role}))
+        for m in matrices_of(draft, frozenset({role}))
     )
     cache = tuple((float(2 * (x.key_width + x.value_width)), x.window) for x in draft.layers if x.key_width)
     tier = Tier(
