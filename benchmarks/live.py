@@ -32,7 +32,14 @@ from advisor.llamacpp.find import Engine, find_engine
 from advisor.llamacpp.server import NgramShape, Server, ServerOptions
 from advisor.llamacpp.synthetic import KNOWN, Recipe, chain_prompt, write_synthetic
 from advisor.models.reference import describe
-from advisor.performance.measured import Calibration, MeasuredCosts, applicable, load_calibrations, save_calibration
+from advisor.performance.measured import (
+    Calibration,
+    MeasuredCosts,
+    applicable,
+    comparable,
+    load_calibrations,
+    save_calibration,
+)
 from advisor.resources import user_data_dir
 from advisor.speculation.prediction import Method
 from advisor.speculation.rounds import rollback_class, round_of
@@ -372,10 +379,9 @@ def _against(others: list[list[float]]) -> list[str]:
         return []
     middles, tails = ([quantile(e, q) for e in others] for q in (0.5, 0.9))
     return [
-        f"The same round costs against the {len(others)} other calibrations of this machine and build, taken up to "
-        f"hours earlier or later: median {min(middles):.1%} to {max(middles):.1%}, 90th percentile {min(tails):.1%} "
-        f"to {max(tails):.1%}. What a shared machine's memory gives changes over minutes, and a calibration sees "
-        "three of them.",
+        f"The same round costs against each of the {len(others)} calibrations alone: median {min(middles):.1%} to "
+        f"{max(middles):.1%}, 90th percentile {min(tails):.1%} to {max(tails):.1%}. What a shared machine gives "
+        "changes over minutes, and one calibration sees four of them.",
         "",
     ]
 
@@ -392,7 +398,8 @@ def section(rows: list[Row], calibration: Calibration, share: float | None, othe
         "## On a calibrated machine, predicted against measured",
         "",
         f"Machine: {calibration.machine.processor}, {calibration.machine.threads} threads, {calibration.backend}; "
-        f"engine: {calibration.engine}. Calibrated on {calibration.created[:10]} in {calibration.seconds:.0f} s. "
+        f"engine: {calibration.engine}. Costs: {calibration.label}, {calibration.seconds:.0f} s in all, before the "
+        "first session. "
         f"Acceptance forced to {RATE} per position; every R(k) is the median of interleaved plain and drafting "
         f"runs, in sessions minutes apart that differ by {apart:.1%} (median)"
         + (f" (other programs used {share:.0%} of the processors meanwhile)." if share is not None else "."),
@@ -449,7 +456,7 @@ def main() -> int:
     parser.add_argument("--lengths", default="1-8", help="draft lengths, e.g. 1,3,5")
     parser.add_argument("--only", help="cases whose name contains this")
     parser.add_argument("--fresh", action="store_true", help="forget the points of an earlier run")
-    parser.add_argument("--calibrate", action="store_true", help="calibrate anew even if a calibration is stored")
+    parser.add_argument("--calibrate", type=int, default=0, metavar="N", help="calibrate N times (more) at first")
     parser.add_argument("--calibration", help="judge the stored calibration created then, e.g. 2026-11-30T03:09")
     parser.add_argument("--no-report", action="store_true", help="print only, leave docs/accuracy.md alone")
     options = parser.parse_args()
@@ -466,16 +473,17 @@ def main() -> int:
     def say(text: str) -> None:
         print(f"[{time.monotonic() - began:5.0f} s] {text}", flush=True)
 
-    calibration = None if options.calibrate else applicable(resolve("auto"))
+    for i in range(options.calibrate or (0 if applicable(resolve("auto")) else 1)):
+        say(f"calibrating this machine, {i + 1}")
+        save_calibration(calibrate(engine=engine, threads=options.threads, progress=lambda p: say(f"  {p.message}")))
+    calibration = applicable(resolve("auto"))
+    assert calibration is not None  # one was stored
+    parts = comparable(calibration, load_calibrations()) if calibration.averaged > 1 else []
     if options.calibration:
         named = [c for c in load_calibrations() if c.created.startswith(options.calibration)]
         if not named:
             raise SystemExit(f"No stored calibration was created at {options.calibration}.")
-        calibration = named[0]
-    if calibration is None:
-        say("calibrating this machine")
-        calibration = calibrate(engine=engine, threads=options.threads, progress=lambda p: say(f"  {p.message}"))
-        save_calibration(calibration)
+        calibration, parts = named[0], []
     costs = MeasuredCosts(calibration)
     cases = [c for c in CASES if not options.only or options.only.lower() in c.name.lower()]
     cases = [c for c in cases if engine.capabilities.supports(c.method)]
@@ -497,13 +505,7 @@ def main() -> int:
                     bench.drop(case, cases[i + 1 :])
         points = [p for p in read_points(points_file) if p.engine == engine.label and p.draft_max in lengths]
         rows = evaluate(bench, cases, points, costs)
-        others = []
-        for other in load_calibrations():
-            if other.created != calibration.created and (other.build, other.backend) == (
-                calibration.build,
-                calibration.backend,
-            ):
-                others.append(errors_of(evaluate(bench, cases, points, MeasuredCosts(other))))
+        others = [errors_of(evaluate(bench, cases, points, MeasuredCosts(part))) for part in parts]
         text = section(rows, calibration, bench.meter.share, others)
     print(text)
     if not options.no_report:
