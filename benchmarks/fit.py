@@ -79,11 +79,21 @@ class Recorder:
     def fixed(self, architecture: str, layers: float, n: int) -> Linear:
         return Linear({("layer", self.index): layers})
 
-    def matrix(self, quant: str, nbytes: float, parameters: float, n: int, architecture: str) -> Linear:
+    def matrix(
+        self, quant: str, nbytes: float, parameters: float, n: int, architecture: str, rows: float = 0.0
+    ) -> Linear:
         return Linear({("matrix", self.index, quant, n): nbytes})
 
     def experts(
-        self, quant: str, nbytes: float, parameters: float, count: int, used: float, n: int, architecture: str
+        self,
+        quant: str,
+        nbytes: float,
+        parameters: float,
+        count: int,
+        used: float,
+        n: int,
+        architecture: str,
+        rows: float = 0.0,
     ) -> Linear:
         return Linear({("experts", self.index, quant, n, count, used): nbytes})
 

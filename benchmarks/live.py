@@ -386,7 +386,9 @@ def _against(others: list[list[float]]) -> list[str]:
     ]
 
 
-def section(rows: list[Row], calibration: Calibration, share: float | None, others: list[list[float]]) -> str:
+def section(
+    rows: list[Row], calibration: Calibration, share: float | None, others: list[list[float]], aside: int = 0
+) -> str:
     errors = errors_of(rows)
     middle, high = quantile(errors, 0.5), quantile(errors, 0.9)
     best = [r.share_of_best for r in rows]
@@ -398,9 +400,9 @@ def section(rows: list[Row], calibration: Calibration, share: float | None, othe
         "## On a calibrated machine, predicted against measured",
         "",
         f"Machine: {calibration.machine.processor}, {calibration.machine.threads} threads, {calibration.backend}; "
-        f"engine: {calibration.engine}. Costs: {calibration.label}, {calibration.seconds:.0f} s in all, before the "
-        "first session. "
-        f"Acceptance forced to {RATE} per position; every R(k) is the median of interleaved plain and drafting "
+        f"engine: {calibration.engine}. Costs: {calibration.label}, {calibration.seconds:.0f} s in all"
+        + (f" ({aside} more set aside: other programs were busy, or its own checks failed). " if aside else ". ")
+        + f"Acceptance forced to {RATE} per position; every R(k) is the median of interleaved plain and drafting "
         f"runs, in sessions minutes apart that differ by {apart:.1%} (median)"
         + (f" (other programs used {share:.0%} of the processors meanwhile)." if share is not None else "."),
         "",
@@ -506,7 +508,13 @@ def main() -> int:
         points = [p for p in read_points(points_file) if p.engine == engine.label and p.draft_max in lengths]
         rows = evaluate(bench, cases, points, costs)
         others = [errors_of(evaluate(bench, cases, points, MeasuredCosts(part))) for part in parts]
-        text = section(rows, calibration, bench.meter.share, others)
+        engines = (calibration.backend, calibration.engine, calibration.procedure)
+        aside = sum(
+            c.disturbed and (c.backend, c.engine, c.procedure) == engines
+            for c in load_calibrations()
+            if c.created < calibration.created
+        )
+        text = section(rows, calibration, bench.meter.share, others, aside)
     print(text)
     if not options.no_report:
         write_report(text)

@@ -486,6 +486,54 @@ def test_busy_machines_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert disturbed(calibration(contention=0.01)) is None
 
 
+def check_of(predicted: float) -> Check:
+    return Check(name="check", method="draft-simple", draft_max=3, measured=2.0, predicted=predicted)
+
+
+def test_a_calibration_that_contradicts_itself_is_not_averaged() -> None:
+    good, bad = at(20, checks=(check_of(2.4),)), at(21, checks=(check_of(2.1), check_of(5.0)))
+    assert disturbed(good) is None
+    assert "expects 5.0 decode steps for a round of draft-simple that took 2.0" in (disturbed(bad) or "")
+    newest = at(22)
+    assert comparable(newest, [newest, bad, good]) == [newest, good]
+    assert comparable(bad, [bad]) == [bad]  # better than nothing
+
+
+def test_disturbed_measurements_are_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from advisor.llamacpp import contention
+
+    class Server:
+        def processor_seconds(self) -> float:
+            return 0.0
+
+    clock = {"busy": 0.0, "total": 0.0}
+    monkeypatch.setattr(contention, "_machine", lambda: (clock["busy"], clock["total"]))
+    idle = Engine(
+        kind="embedded", command=(), version="", build="", capabilities=Capabilities(flags=frozenset()), origin="test"
+    )
+    calibrator = _Calibrator(idle, tmp_path, None, None, 1.0, None, None)
+    calls = []
+
+    def measure(busy: list[float]) -> int:
+        def one(meter: ContentionMeter) -> int:
+            with meter.during(Server()):
+                clock["busy"] += 10 * busy[len(calls)]
+                clock["total"] += 10
+            calls.append(busy[len(calls)])
+            return len(calls)
+
+        calls.clear()
+        return calibrator.quietly(one)
+
+    assert measure([0.0, 0.9]) == 1
+    assert measure([0.9, 0.0]) == 2
+    assert measure([0.9, 0.3, 0.5, 0.0]) == 2  # three tries, the least disturbed counts
+    assert len(calls) == 3
+    assert calibrator.meter.share == pytest.approx(0.1, abs=0.02)  # of those that count
+    calibrator.repeats = 0
+    assert measure([0.9, 0.0]) == 1
+
+
 def test_command_line_shows_what_is_stored(stored: Path) -> None:
     from advisor.cli.main import app
 

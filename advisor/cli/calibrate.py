@@ -31,7 +31,7 @@ def calibrate(
     threads: Annotated[Optional[int], typer.Option("--threads", min=1, help="CPU threads.")] = None,  # noqa: UP045
     gpu_layers: options.GpuLayers = None,
     patience: Annotated[
-        float, typer.Option("--patience", min=0.1, max=20, help="1 = about three minutes; 2 = twice as long.")
+        float, typer.Option("--patience", min=0.1, max=20, help="1 = three to four minutes; 2 = twice as long.")
     ] = 1.0,
     show: Annotated[bool, typer.Option("--show", help="Show the stored calibrations and measure nothing.")] = False,
     save: Annotated[bool, typer.Option(help="Store the calibration for later predictions.")] = True,
@@ -86,7 +86,7 @@ def calibrate(
     from advisor.llamacpp.calibrate import try_describe
 
     for model in models or ():
-        # Found out now, not after three minutes.
+        # Found out now, not after minutes.
         if reason := try_describe(model):
             raise InputError(reason)
     with progress_bar(quiet=json) as report:

@@ -40,6 +40,11 @@ class ContentionMeter:
         self._others += max(0.0, after[0] - before[0] - used)
         self._total += after[1] - before[1]
 
+    def absorb(self, other: ContentionMeter) -> None:
+        """Add what another meter saw."""
+        self._others += other._others
+        self._total += other._total
+
     @property
     def busy(self) -> bool:
         """Whether others used enough of the machine to disturb timings."""

@@ -16,6 +16,7 @@ import json
 from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from functools import lru_cache
+from math import log
 from pathlib import Path
 from typing import Literal
 
@@ -38,6 +39,8 @@ AVERAGED_DAYS = 30
 """How much older than the newest a calibration may be to count."""
 BUSY = 0.15
 """Share of the processors used by others from which a calibration is called disturbed."""
+_FAILED = 1.5
+"""Factor between a check's prediction and its measurement from which a calibration is called disturbed too."""
 Family = Literal["dense", "sandwich", "experts", "delta", "convolution", "latent"]
 """Kinds of blocks with different small operations: plain, Gemma's extra norms, routed, gated delta net, LFM2, MLA."""
 
@@ -119,8 +122,8 @@ class Check(Frozen):
     name: str
     method: str
     draft_max: int
-    measured: float
-    predicted: float
+    measured: float = Field(gt=0)
+    predicted: float = Field(gt=0)
 
 
 class Machine(Frozen):
@@ -179,9 +182,19 @@ class Calibration(Frozen):
     checks: tuple[Check, ...] = ()
 
     @property
-    def disturbed(self) -> bool:
+    def contended(self) -> bool:
         """Whether other programs used so much of the machine that its times are too long."""
         return self.contention is not None and self.contention >= BUSY
+
+    @property
+    def failed(self) -> Check | None:
+        """The check that shows that something went wrong, if any does."""
+        return next((c for c in self.checks if abs(log(c.predicted / c.measured)) > log(_FAILED)), None)
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether it should not be averaged with others."""
+        return self.contended or self.failed is not None
 
     @property
     def label(self) -> str:
