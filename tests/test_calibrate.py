@@ -486,6 +486,17 @@ def test_busy_machines_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert disturbed(calibration(contention=0.01)) is None
 
 
+def test_a_draft_pass_never_costs_less_than_nothing(tmp_path: Path) -> None:
+    model = describe(str(write_synthetic(tiny("llama"), tmp_path / "m.gguf")))
+    cached = calibration(drafting={"draft-simple": DraftCost(constant=-1.0)})
+    rounds = [
+        round_of(model, model, "draft-simple", setup_of("detected"), k, positions=(1.0,), costs=MeasuredCosts(cached))
+        for k in (1, 4)
+    ]
+    assert [r.cost.draft for r in rounds] == [0.0, 0.0]
+    assert all(r.cost.cost > 0 for r in rounds)
+
+
 def check_of(predicted: float) -> Check:
     return Check(name="check", method="draft-simple", draft_max=3, measured=2.0, predicted=predicted)
 

@@ -242,9 +242,9 @@ class Rounds:
         # A gate that stops the draft has already paid for the token it drops.
         passes = m + (1 if m < k else 0)
         if self._chained:
-            draft = sum(plan.seconds(s * (i + 1), s, depth, 0, s) + token for i in range(passes))
+            draft = sum(_pass(plan.seconds(s * (i + 1), s, depth, 0, s), token) for i in range(passes))
         else:
-            draft = passes * (plan.seconds(s, s, depth, 0, s) + token)
+            draft = passes * _pass(plan.seconds(s, s, depth, 0, s), token)
         return _Work(draft, verify, overhead)
 
     def catch_up(self, m: int) -> float:
@@ -450,6 +450,12 @@ def _catch_up(
     if method in BLOCK_METHODS:
         return lambda m: fusion.seconds(s * (m + 1), 0, 0, 0, s)
     return lambda m: fusion.seconds(s * (m + 1), 0, 0, 0, s) + (plan.seconds(s * m, 0, depth, 0, s) if m else 0.0)
+
+
+def _pass(weights: float, overhead: float) -> float:
+    """A draft pass [s]. A calibration's overhead may be negative (narrow models stay in the cache), a pass cannot."""
+    whole = weights + overhead
+    return 0.0 if isinstance(whole, float) and whole < 0.0 else whole  # a fit records sums that are no numbers
 
 
 _OWN_HEAD = frozenset({"head", "mtp_head"})
