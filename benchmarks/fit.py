@@ -26,6 +26,7 @@ from scipy import sparse
 from advisor.hardware.machine import Backend, Device
 from advisor.performance import fitted
 from advisor.performance.constants import Constant, Constants, family_of, load_constants
+from advisor.performance.costs import Experts, Matrices
 from advisor.performance.passes import plan_of
 from advisor.speculation import rounds as rounds_module
 from advisor.validation import cases as case_module
@@ -79,23 +80,12 @@ class Recorder:
     def fixed(self, architecture: str, layers: float, n: int) -> Linear:
         return Linear({("layer", self.index): layers})
 
-    def matrix(
-        self, quant: str, nbytes: float, parameters: float, n: int, architecture: str, rows: float = 0.0
-    ) -> Linear:
-        return Linear({("matrix", self.index, quant, n): nbytes})
+    def matrix(self, weights: Matrices, n: int, architecture: str) -> Linear:
+        return Linear({("matrix", self.index, weights.quant, n): weights.nbytes})
 
-    def experts(
-        self,
-        quant: str,
-        nbytes: float,
-        parameters: float,
-        count: int,
-        used: float,
-        n: int,
-        architecture: str,
-        rows: float = 0.0,
-    ) -> Linear:
-        return Linear({("experts", self.index, quant, n, count, used): nbytes})
+    def experts(self, weights: Experts, n: int, architecture: str) -> Linear:
+        key = ("experts", self.index, weights.quant, n, weights.total, weights.used)
+        return Linear({key: weights.nbytes})
 
     def cache(self, nbytes: float, n: int) -> Linear:
         return Linear({("memory", self.index): nbytes})

@@ -29,6 +29,7 @@ from advisor.llamacpp.find import Capabilities, Engine
 from advisor.llamacpp.probe import PassTimings, Timing, merged, summarise
 from advisor.llamacpp.synthetic import tiny, write_synthetic
 from advisor.models.reference import describe
+from advisor.performance.costs import Experts, Matrices
 from advisor.performance.measured import (
     Calibration,
     Check,
@@ -95,8 +96,8 @@ def test_curves_are_what_was_measured() -> None:
 @given(st.integers(1, 200), st.sampled_from(["Q8_0", "Q4_K", "Q6_K", "IQ2_XS", "BF16", "Q1_0", "nonsense"]))
 def test_every_charge_is_positive(n: int, quant: str) -> None:
     costs = MeasuredCosts(calibration())
-    assert 0 < costs.matrix(quant, 1e8, 1e8, n, "llama") < math.inf
-    assert 0 < costs.experts(quant, 1e8, 1e8, 64, 4, n, "qwen3moe") < math.inf
+    assert 0 < costs.matrix(Matrices(quant, 1e8, 1e8), n, "llama") < math.inf
+    assert 0 < costs.experts(Experts(quant, 1e8, 1e8, 64, 4), n, "qwen3moe") < math.inf
     assert costs.fixed("llama", 32, n) > 0
     assert costs.cache(1e6, n) > 0
     assert costs.state(1e6, n, 3) > 0
@@ -105,13 +106,13 @@ def test_every_charge_is_positive(n: int, quant: str) -> None:
 def test_charges() -> None:
     costs = MeasuredCosts(calibration())
     assert costs.kind == "measured"
-    assert costs.matrix("Q8_0", 1e8, 9e7, 4, "llama") == pytest.approx(0.02)
+    assert costs.matrix(Matrices("Q8_0", 1e8, 9e7), 4, "llama") == pytest.approx(0.02)
     assert costs.fixed("llama", 10, 1) == pytest.approx(300e-6)
     assert costs.fixed("qwen35", 10, 1) == pytest.approx(600e-6)
     # One token: 4 of 16 experts read and computed; many tokens: all of them read, pairs go on growing.
-    one = costs.experts("Q8_0", 16e6, 16e6, 16, 4, 1, "qwen3moe")
+    one = costs.experts(Experts("Q8_0", 16e6, 16e6, 16, 4), 1, "qwen3moe")
     assert one == pytest.approx(4e6 * 1e-10)
-    many = costs.experts("Q8_0", 16e6, 16e6, 16, 4, 64, "qwen3moe")
+    many = costs.experts(Experts("Q8_0", 16e6, 16e6, 16, 4), 64, "qwen3moe")
     assert many == pytest.approx(16e6 * 0.7e-10 + 4 * 64 * 1e6 * 0.3e-10, rel=1e-3)
     assert costs.checkpoint(1e6) == pytest.approx(250e-6)
     assert costs.checkpoint(0) == 0
@@ -128,12 +129,18 @@ def test_short_rows_cost_more() -> None:
     row = Curve(columns=(1, 8), values=(10e-9, 40e-9))
     plain, dear = MeasuredCosts(calibration()), MeasuredCosts(calibration(rows=row))
     for n in (1, 8):
-        more = dear.matrix("Q8_0", 1e8, 9e7, n, "llama", 50_000) - plain.matrix("Q8_0", 1e8, 9e7, n, "llama", 50_000)
+        more = dear.matrix(Matrices("Q8_0", 1e8, 9e7, 50_000), n, "llama") - plain.matrix(
+            Matrices("Q8_0", 1e8, 9e7, 50_000), n, "llama"
+        )
         assert more == pytest.approx(50_000 * row.at(n))
         # Experts are computed one column at a time: a row costs what it does in a decode step, for every pair.
-        more = dear.experts("Q8_0", 1e8, 9e7, 16, 4, n, "x", 16_000) - plain.experts("Q8_0", 1e8, 9e7, 16, 4, n, "x")
+        more = dear.experts(Experts("Q8_0", 1e8, 9e7, 16, 4, 16_000), n, "x") - plain.experts(
+            Experts("Q8_0", 1e8, 9e7, 16, 4), n, "x"
+        )
         assert more == pytest.approx(4 * n * 1000 * row.at(1))
-    assert dear.matrix("Q8_0", 1e8, 9e7, 4, "llama") == plain.matrix("Q8_0", 1e8, 9e7, 4, "llama")  # rows unknown
+    assert dear.matrix(Matrices("Q8_0", 1e8, 9e7), 4, "llama") == plain.matrix(
+        Matrices("Q8_0", 1e8, 9e7), 4, "llama"
+    )  # rows unknown
 
 
 @given(
@@ -165,19 +172,19 @@ def test_noise_cannot_make_rows_cost_less_than_nothing() -> None:
 
 def test_types_that_were_not_measured_use_the_nearest() -> None:
     costs = MeasuredCosts(calibration())
-    assert costs.matrix("BF16", 1e8, 5e7, 1, "llama") == costs.matrix("F16", 1e8, 5e7, 1, "llama")
+    assert costs.matrix(Matrices("BF16", 1e8, 5e7), 1, "llama") == costs.matrix(Matrices("F16", 1e8, 5e7), 1, "llama")
     # Other kernels, fewer bits: the cost per weight is taken over, not that per byte.
-    assert costs.matrix("Q4_1", 1e8, 1.6e8, 1, "llama") == pytest.approx(1e8 * 1e-10 * 8.5 / 5.0, rel=0.01)
+    assert costs.matrix(Matrices("Q4_1", 1e8, 1.6e8), 1, "llama") == pytest.approx(1e8 * 1e-10 * 8.5 / 5.0, rel=0.01)
 
 
 def test_a_correction_speaks_for_its_architecture_only() -> None:
     ratio = Curve(columns=(1, 4), values=(1.1, 1.3))
     plain = MeasuredCosts(calibration())
     costs = MeasuredCosts(calibration(corrections=(Correction(architecture="gemma3", model="g", ratio=ratio),)))
-    assert costs.matrix("Q8_0", 1e8, 1e8, 4, "gemma3") == pytest.approx(
-        1.3 * plain.matrix("Q8_0", 1e8, 1e8, 4, "llama")
+    assert costs.matrix(Matrices("Q8_0", 1e8, 1e8), 4, "gemma3") == pytest.approx(
+        1.3 * plain.matrix(Matrices("Q8_0", 1e8, 1e8), 4, "llama")
     )
-    assert costs.matrix("Q8_0", 1e8, 1e8, 4, "llama") == plain.matrix("Q8_0", 1e8, 1e8, 4, "llama")
+    assert costs.matrix(Matrices("Q8_0", 1e8, 1e8), 4, "llama") == plain.matrix(Matrices("Q8_0", 1e8, 1e8), 4, "llama")
     assert costs.step_log_sd("gemma3") < costs.step_log_sd("llama")
 
 
@@ -321,10 +328,10 @@ def test_the_mean_charges_the_mean() -> None:
 
     def charges(costs: MeasuredCosts) -> list[float]:
         return [
-            costs.matrix("Q8_0", 1e8, 9e7, 4, "llama"),
-            costs.matrix("Q8_0", 1e8, 9e7, 1, "llama", 50_000),
-            costs.matrix("F16", 1e8, 5e7, 8, "llama"),
-            costs.experts("Q8_0", 1e8, 9e7, 16, 4, 4, "llama"),
+            costs.matrix(Matrices("Q8_0", 1e8, 9e7), 4, "llama"),
+            costs.matrix(Matrices("Q8_0", 1e8, 9e7, 50_000), 1, "llama"),
+            costs.matrix(Matrices("F16", 1e8, 5e7), 8, "llama"),
+            costs.experts(Experts("Q8_0", 1e8, 9e7, 16, 4), 4, "llama"),
             costs.fixed("llama", 10, 1),
             costs.cache(1e6, 4),
             costs.state(1e6, 4, 2),
@@ -432,11 +439,11 @@ def test_spikes_are_cut_and_stairs_are_kept() -> None:
 def test_passes_inside_rounds_cost_their_factor_and_steps_do_not() -> None:
     plain, dear = (MeasuredCosts(calibration(in_rounds=f)) for f in (1.0, 1.1))
     for n, factor in ((1, 1.0), (2, 1.1), (8, 1.1)):
-        assert dear.matrix("Q8_0", 1e9, 1e9, n, "llama") == pytest.approx(
-            factor * plain.matrix("Q8_0", 1e9, 1e9, n, "llama")
+        assert dear.matrix(Matrices("Q8_0", 1e9, 1e9), n, "llama") == pytest.approx(
+            factor * plain.matrix(Matrices("Q8_0", 1e9, 1e9), n, "llama")
         )
-        assert dear.experts("Q8_0", 1e9, 1e9, 32, 4, n, "qwen3moe") == pytest.approx(
-            factor * plain.experts("Q8_0", 1e9, 1e9, 32, 4, n, "qwen3moe")
+        assert dear.experts(Experts("Q8_0", 1e9, 1e9, 32, 4), n, "qwen3moe") == pytest.approx(
+            factor * plain.experts(Experts("Q8_0", 1e9, 1e9, 32, 4), n, "qwen3moe")
         )
         assert dear.fixed("llama", 12, n) == plain.fixed("llama", 12, n)
 

@@ -11,6 +11,7 @@ from advisor.errors import InputError
 from advisor.hardware.machine import Backend, Device
 from advisor.hardware.profiles import devices, find
 from advisor.performance.constants import family_of, load_constants
+from advisor.performance.costs import Experts, Matrices
 from advisor.performance.fitted import (
     CORE_RATE,
     FittedCosts,
@@ -44,19 +45,19 @@ def card(bandwidth: float | None = 900.0, **changes: object) -> Device:
 def test_a_pass_never_gets_cheaper_by_another_column_of_the_same_kernel(backend: Backend, quant: str) -> None:
     costs = FittedCosts(card(), backend)
     switch = min(switch_of(backend, "Ampere", quant), 32)
-    times = [costs.matrix(quant, 1e9, 2e9, n, "llama") for n in range(1, switch + 1)]
+    times = [costs.matrix(Matrices(quant, 1e9, 2e9), n, "llama") for n in range(1, switch + 1)]
     assert times == sorted(times)
     assert times[-1] <= times[0] * switch  # batching never costs more than doing them one by one
-    beyond = [costs.matrix(quant, 1e9, 2e9, n, "llama") for n in range(switch + 1, switch + 80)]
+    beyond = [costs.matrix(Matrices(quant, 1e9, 2e9), n, "llama") for n in range(switch + 1, switch + 80)]
     assert beyond == sorted(beyond)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_time_is_proportional_to_bytes_and_bandwidth(backend: Backend) -> None:
     slow, fast = FittedCosts(card(450.0), backend), FittedCosts(card(900.0), backend)
-    one = slow.matrix("Q4_K", 1e9, 2e9, 1, "llama")
-    assert slow.matrix("Q4_K", 3e9, 6e9, 1, "llama") == pytest.approx(3 * one)
-    assert fast.matrix("Q4_K", 1e9, 2e9, 1, "llama") == pytest.approx(one / 2)
+    one = slow.matrix(Matrices("Q4_K", 1e9, 2e9), 1, "llama")
+    assert slow.matrix(Matrices("Q4_K", 3e9, 6e9), 1, "llama") == pytest.approx(3 * one)
+    assert fast.matrix(Matrices("Q4_K", 1e9, 2e9), 1, "llama") == pytest.approx(one / 2)
     assert one > 1e9 / 450e9  # never faster than the memory
 
 
@@ -65,7 +66,10 @@ def test_columns_of_wide_types_are_cheaper_in_decode_steps() -> None:
     costs = fitted_costs(find("RTX 3090").device, "cuda")
 
     def per_column(quant: str) -> float:
-        return (costs.matrix(quant, 1e9, 1e9, 5, "qwen35") / costs.matrix(quant, 1e9, 1e9, 1, "qwen35") - 1) / 4
+        return (
+            costs.matrix(Matrices(quant, 1e9, 1e9), 5, "qwen35") / costs.matrix(Matrices(quant, 1e9, 1e9), 1, "qwen35")
+            - 1
+        ) / 4
 
     assert per_column("BF16") < per_column("Q8_0") < per_column("Q4_K")
     assert 0.0 < per_column("BF16") < 0.08
@@ -75,8 +79,8 @@ def test_columns_of_wide_types_are_cheaper_in_decode_steps() -> None:
 def test_a_better_processor_makes_columns_cheaper_but_not_decoding() -> None:
     strong = card(fp32_vector=Figure(value=140.0, unit="TFLOPS", kind="published", source="test"))
     weak, mighty = FittedCosts(card(), "cuda"), FittedCosts(strong, "cuda")
-    assert weak.matrix("Q4_K", 1e9, 2e9, 1, "x") == mighty.matrix("Q4_K", 1e9, 2e9, 1, "x")
-    assert weak.matrix("Q4_K", 1e9, 2e9, 6, "x") > mighty.matrix("Q4_K", 1e9, 2e9, 6, "x")
+    assert weak.matrix(Matrices("Q4_K", 1e9, 2e9), 1, "x") == mighty.matrix(Matrices("Q4_K", 1e9, 2e9), 1, "x")
+    assert weak.matrix(Matrices("Q4_K", 1e9, 2e9), 6, "x") > mighty.matrix(Matrices("Q4_K", 1e9, 2e9), 6, "x")
 
 
 def test_kernel_switch_points_are_llama_cpps() -> None:
@@ -111,8 +115,11 @@ def test_metal_reads_every_pair_and_cuda_the_union() -> None:
     metal, cuda = FittedCosts(card(), "metal"), FittedCosts(card(), "cuda")
 
     def growth(costs: FittedCosts) -> float:
-        one = costs.experts("Q8_0", 1e10, 1e10, 8, 4, 1, "x")
-        return (costs.experts("Q8_0", 1e10, 1e10, 8, 4, 8, "x") - costs.experts("Q8_0", 1e10, 1e10, 8, 4, 4, "x")) / one
+        one = costs.experts(Experts("Q8_0", 1e10, 1e10, 8, 4), 1, "x")
+        return (
+            costs.experts(Experts("Q8_0", 1e10, 1e10, 8, 4), 8, "x")
+            - costs.experts(Experts("Q8_0", 1e10, 1e10, 8, 4), 4, "x")
+        ) / one
 
     assert growth(metal) > growth(cuda)  # four of eight experts: the union is complete after a few tokens
 
@@ -122,10 +129,10 @@ def test_mat_mat_kernels_spend_a_tile_on_every_expert() -> None:
 
     def growth(total: int) -> float:
         size = 1e7 * total
-        one, many = (costs.experts("Q8_0", size, size, total, 4, n, "x") for n in (1, 16))
+        one, many = (costs.experts(Experts("Q8_0", size, size, total, 4), n, "x") for n in (1, 16))
         return many / one
 
-    matrix = costs.matrix("Q8_0", 1e9, 1e9, 16, "x") / costs.matrix("Q8_0", 1e9, 1e9, 1, "x")
+    matrix = costs.matrix(Matrices("Q8_0", 1e9, 1e9), 16, "x") / costs.matrix(Matrices("Q8_0", 1e9, 1e9), 1, "x")
     assert growth(4) == pytest.approx(matrix)  # every token uses all: nothing but a dense matrix
     assert growth(128) > 3 * growth(4)
 
@@ -133,9 +140,13 @@ def test_mat_mat_kernels_spend_a_tile_on_every_expert() -> None:
 def test_old_builds_pay_more_for_experts_only() -> None:
     device = find("395").device
     new, old = FittedCosts(device, "vulkan"), FittedCosts(device, "vulkan", build=6077)
-    assert old.experts("Q4_K", 1e10, 2e10, 128, 8, 4, "x") > 2 * new.experts("Q4_K", 1e10, 2e10, 128, 8, 4, "x")
-    assert old.experts("Q4_K", 1e10, 2e10, 128, 8, 1, "x") == new.experts("Q4_K", 1e10, 2e10, 128, 8, 1, "x")
-    assert old.matrix("Q4_K", 1e9, 2e9, 4, "x") == new.matrix("Q4_K", 1e9, 2e9, 4, "x")
+    assert old.experts(Experts("Q4_K", 1e10, 2e10, 128, 8), 4, "x") > 2 * new.experts(
+        Experts("Q4_K", 1e10, 2e10, 128, 8), 4, "x"
+    )
+    assert old.experts(Experts("Q4_K", 1e10, 2e10, 128, 8), 1, "x") == new.experts(
+        Experts("Q4_K", 1e10, 2e10, 128, 8), 1, "x"
+    )
+    assert old.matrix(Matrices("Q4_K", 1e9, 2e9), 4, "x") == new.matrix(Matrices("Q4_K", 1e9, 2e9), 4, "x")
 
 
 def test_few_cores_compute_rather_than_stream() -> None:
@@ -145,19 +156,22 @@ def test_few_cores_compute_rather_than_stream() -> None:
     two, many, unknown = costs(2), costs(64), costs(None)
     weights = 1e9
     for quant, nbytes in (("F32", 4e9), ("Q4_0", 0.5625e9)):
-        step = two.matrix(quant, nbytes, weights, 1, "llama")
+        step = two.matrix(Matrices(quant, nbytes, weights), 1, "llama")
         assert step > weights / (2 * CORE_RATE)
         assert (
-            step > many.matrix(quant, nbytes, weights, 1, "llama") > unknown.matrix(quant, nbytes, weights, 1, "llama")
+            step
+            > many.matrix(Matrices(quant, nbytes, weights), 1, "llama")
+            > unknown.matrix(Matrices(quant, nbytes, weights), 1, "llama")
         )
     # Narrow types gain little from their few bytes where the cores are the limit.
     gain = [
-        c.matrix("F32", 4e9, weights, 1, "llama") / c.matrix("Q4_0", 0.5625e9, weights, 1, "llama") for c in (two, many)
+        c.matrix(Matrices("F32", 4e9, weights), 1, "llama") / c.matrix(Matrices("Q4_0", 0.5625e9, weights), 1, "llama")
+        for c in (two, many)
     ]
     assert gain[0] < gain[1]
-    assert FittedCosts(card(cores=2), "cuda").matrix("Q4_0", 1e9, 2e9, 1, "x") == FittedCosts(card(), "cuda").matrix(
-        "Q4_0", 1e9, 2e9, 1, "x"
-    )
+    assert FittedCosts(card(cores=2), "cuda").matrix(Matrices("Q4_0", 1e9, 2e9), 1, "x") == FittedCosts(
+        card(), "cuda"
+    ).matrix(Matrices("Q4_0", 1e9, 2e9), 1, "x")
 
 
 def test_doubt_grows_with_what_is_unknown() -> None:
@@ -181,7 +195,7 @@ def test_every_profile_with_bandwidth_has_costs_on_every_backend() -> None:
             continue
         for backend in ("cuda", "rocm", "vulkan", "metal", "sycl", "opencl", "cpu"):
             costs = FittedCosts(device, backend)  # type: ignore[arg-type]  # a literal of the tuple
-            time = costs.matrix("Q4_K", 1e9, 2e9, 4, "llama") + costs.fixed("llama", 32, 4)
+            time = costs.matrix(Matrices("Q4_K", 1e9, 2e9), 4, "llama") + costs.fixed("llama", 32, 4)
             assert 0 < time < 60
             assert 0 < costs.log_sd("llama", "draft-mtp") < 1.5
 
@@ -232,7 +246,9 @@ def test_sources_keep_one_model_per_device_and_select_by_build() -> None:
     setup = simple_setup(find("395"), "vulkan")
     old = setup.model_copy(update={"build": 6077})
     new_costs, old_costs = cost_model(setup, calibrated=False), cost_model(old, calibrated=False)
-    assert old_costs.experts("Q4_K", 1e10, 2e10, 128, 8, 4, "x") > new_costs.experts("Q4_K", 1e10, 2e10, 128, 8, 4, "x")
+    assert old_costs.experts(Experts("Q4_K", 1e10, 2e10, 128, 8), 4, "x") > new_costs.experts(
+        Experts("Q4_K", 1e10, 2e10, 128, 8), 4, "x"
+    )
 
 
 def test_bits_of_unknown_types_are_ordinary() -> None:

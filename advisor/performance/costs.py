@@ -7,9 +7,37 @@ of this machine. Everything above (pass times, rounds, recommendations) is the s
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from advisor.base import Figure, Provenance
+
+
+class Matrices(NamedTuple):
+    """Dense weights of one type: ggml type, bytes, weights, rows (outputs; 0 = unknown, taken for long rows)."""
+
+    quant: str
+    nbytes: float
+    parameters: float
+    rows: float = 0.0
+
+    def scaled(self, share: float) -> Matrices:
+        """An even part of them."""
+        return Matrices(self.quant, self.nbytes * share, self.parameters * share, self.rows * share)
+
+    def routed(self, total: int, used: float) -> Experts:
+        """The same as routed experts."""
+        return Experts(self.quant, self.nbytes, self.parameters, total, used, self.rows)
+
+
+class Experts(NamedTuple):
+    """Routed experts of one type: sizes of all of them together, how many there are and how many a token uses."""
+
+    quant: str
+    nbytes: float
+    parameters: float
+    total: int
+    used: float
+    rows: float = 0.0
 
 
 class CostModel(Protocol):
@@ -31,26 +59,11 @@ class CostModel(Protocol):
     def fixed(self, architecture: str, layers: float, n: int) -> float:
         """Launches, synchronisation, norms and activations of ``layers`` blocks [s]."""
 
-    def matrix(
-        self, quant: str, nbytes: float, parameters: float, n: int, architecture: str, rows: float = 0.0
-    ) -> float:
-        """Streaming dense matrices once and multiplying them by ``n`` columns [s].
+    def matrix(self, weights: Matrices, n: int, architecture: str) -> float:
+        """Streaming dense matrices once and multiplying them by ``n`` columns [s]."""
 
-        ``rows`` are their outputs together; 0 = unknown, taken for long rows.
-        """
-
-    def experts(
-        self,
-        quant: str,
-        nbytes: float,
-        parameters: float,
-        count: int,
-        used: float,
-        n: int,
-        architecture: str,
-        rows: float = 0.0,
-    ) -> float:
-        """Routed experts of the pass [s]: bytes, weights and rows are those of *all* ``count`` experts together."""
+    def experts(self, weights: Experts, n: int, architecture: str) -> float:
+        """Routed experts of the pass [s]."""
 
     def cache(self, nbytes: float, n: int) -> float:
         """Reading ``nbytes`` of KV cache for ``n`` query tokens [s]."""

@@ -26,6 +26,7 @@ from advisor.base import Figure, Provenance
 from advisor.errors import InputError
 from advisor.hardware.machine import Backend, Device
 from advisor.performance.constants import Constants, family_of, load_constants
+from advisor.performance.costs import Experts, Matrices
 
 _BITS: dict[str, float] = {
     "F32": 32, "F16": 16, "BF16": 16, "Q8_0": 8.5, "Q8_K": 9.125, "Q6_K": 6.5625, "Q5_K": 5.5, "Q5_0": 5.5, "Q5_1": 6,
@@ -290,11 +291,10 @@ class FittedCosts:
         """Launches and small operations of ``layers`` blocks [s]."""
         return layers * self._layer
 
-    def matrix(
-        self, quant: str, nbytes: float, parameters: float, n: int, architecture: str, rows: float = 0.0
-    ) -> float:
+    def matrix(self, weights: Matrices, n: int, architecture: str) -> float:
         """One pass over dense matrices [s]; published tables do not tell short rows from long ones."""
-        return self._limited(nbytes * self._quant(quant).seconds_per_byte * self._ratio(quant, n), parameters * n)
+        streamed = weights.nbytes * self._quant(weights.quant).seconds_per_byte
+        return self._limited(streamed * self._ratio(weights.quant, n), weights.parameters * n)
 
     def _limited(self, seconds: float, products: float) -> float:
         """Not faster than the cores multiply, if their number is known."""
@@ -303,22 +303,13 @@ class FittedCosts:
         p = self._p
         return math.pow(math.pow(seconds, p) + math.pow(products / self._cores, p), 1.0 / p)
 
-    def experts(
-        self,
-        quant: str,
-        nbytes: float,
-        parameters: float,
-        count: int,
-        used: float,
-        n: int,
-        architecture: str,
-        rows: float = 0.0,
-    ) -> float:
+    def experts(self, weights: Experts, n: int, architecture: str) -> float:
         """Routed experts of one pass [s].
 
         Mat-vec kernels stream distinct experts, or on Metal every (token, expert) pair; mat-mat kernels, and all passes
         of builds without small-batch kernels for experts, spend at least one tile on every distinct expert.
         """
+        quant, nbytes, parameters, count, used, _ = weights
         q = self._quant(quant)
         one = nbytes * used / count * q.seconds_per_byte
         products = parameters * used / count * n

@@ -25,6 +25,7 @@ from pydantic import Field
 from advisor.base import Figure, Frozen, Provenance
 from advisor.errors import InputError
 from advisor.hardware.machine import Backend, Device, Setup
+from advisor.performance.costs import Experts, Matrices
 from advisor.performance.fitted import bits_of, compute_group, stream_group
 from advisor.performance.identity import IdentityCache
 from advisor.resources import user_data_dir
@@ -294,25 +295,14 @@ class MeasuredCosts:
         curve = known.get(family_of_architecture(architecture)) or known["dense"]
         return (self.calibration.step + layers * curve.at(n)) * self._factor(architecture, n)
 
-    def matrix(
-        self, quant: str, nbytes: float, parameters: float, n: int, architecture: str, rows: float = 0.0
-    ) -> float:
+    def matrix(self, weights: Matrices, n: int, architecture: str) -> float:
         """One pass over dense matrices [s]."""
-        curve, factor = self._curve(quant)
-        return (nbytes * factor * curve.at(n) + rows * self._row(n)) * self._work(architecture, n)
+        curve, factor = self._curve(weights.quant)
+        return (weights.nbytes * factor * curve.at(n) + weights.rows * self._row(n)) * self._work(architecture, n)
 
-    def experts(
-        self,
-        quant: str,
-        nbytes: float,
-        parameters: float,
-        count: int,
-        used: float,
-        n: int,
-        architecture: str,
-        rows: float = 0.0,
-    ) -> float:
+    def experts(self, weights: Experts, n: int, architecture: str) -> float:
         """Routed experts: every distinct one is read once, every (token, expert) pair is computed by itself [s]."""
+        quant, nbytes, _, count, used, rows = weights
         distinct = count * (1.0 - (1.0 - used / count) ** n)
         cost = self._expert(quant)
         streamed = nbytes / count * (cost.read * distinct + cost.pair * used * n)

@@ -15,7 +15,7 @@ from advisor.errors import InputError
 from advisor.hardware.machine import Backend, Device, Hardware, Placement, Setup
 from advisor.models.architectures import WHOLE_LAST_BLOCK
 from advisor.models.description import LOOKED_UP, MTP_ROLES, Layer, ModelDescription, cache_element_bytes
-from advisor.performance.costs import CostModel
+from advisor.performance.costs import CostModel, Experts, Matrices
 from advisor.performance.identity import IdentityCache
 
 CostSource = Union[CostModel, Callable[[Device, Backend], CostModel]]  # noqa: UP007 - evaluated on Python 3.10
@@ -54,34 +54,6 @@ class Parts(NamedTuple):
     cache: float
     state: float
     transfer: float
-
-
-class Matrices(NamedTuple):
-    """Dense weights of one type: ggml type, bytes, weights, rows (outputs)."""
-
-    quant: str
-    nbytes: float
-    parameters: float
-    rows: float = 0.0
-
-    def scaled(self, share: float) -> Matrices:
-        """An even part of them."""
-        return Matrices(self.quant, self.nbytes * share, self.parameters * share, self.rows * share)
-
-    def routed(self, total: int, used: float) -> Experts:
-        """The same as routed experts."""
-        return Experts(self.quant, self.nbytes, self.parameters, total, used, self.rows)
-
-
-class Experts(NamedTuple):
-    """Routed experts of one type: all of them, how many there are per layer and how many a token uses."""
-
-    quant: str
-    nbytes: float
-    parameters: float
-    total: int
-    used: float
-    rows: float = 0.0
 
 
 class Tier(NamedTuple):
@@ -167,21 +139,21 @@ class Plan:
             c = t.costs
             fixed += c.fixed(a, t.layers, n)
             for m in t.dense:
-                weights += c.matrix(m.quant, m.nbytes, m.parameters, n, a, m.rows)
+                weights += c.matrix(m, n, a)
             if heads:
                 for m in t.head:
-                    head += c.matrix(m.quant, m.nbytes, m.parameters, heads, a, m.rows)
+                    head += c.matrix(m, heads, a)
             for e in t.experts:
-                experts += c.experts(e.quant, e.nbytes, e.parameters, e.total, e.used, n, a, e.rows)
+                experts += c.experts(e, n, a)
             if rows < n:
                 for m in t.last:
-                    weights += -1.0 * c.matrix(m.quant, m.nbytes, m.parameters, n, a, m.rows)
+                    weights += -1.0 * c.matrix(m, n, a)
                     if rows:
-                        weights += c.matrix(m.quant, m.nbytes, m.parameters, rows, a, m.rows)
+                        weights += c.matrix(m, rows, a)
                 for e in t.last_experts:
-                    experts += -1.0 * c.experts(e.quant, e.nbytes, e.parameters, e.total, e.used, n, a, e.rows)
+                    experts += -1.0 * c.experts(e, n, a)
                     if rows:
-                        experts += c.experts(e.quant, e.nbytes, e.parameters, e.total, e.used, rows, a, e.rows)
+                        experts += c.experts(e, rows, a)
             if depth and t.cache:
                 nbytes = sum(b * (min(depth, w) if w else depth) for b, w in t.cache)
                 cache += c.cache(nbytes * sequences, n)
