@@ -136,7 +136,7 @@ def run(arguments: list[str]) -> int:
         f"What it means: a round yields {m.mean_accepted_length:.2f} tokens and costs {m.round_cost.median:.2f} decode "
         f"steps here. The textbook, in which checking is free, would promise {textbook:.1f}x."
     )
-    out.print("`advisor calibrate` (3 to 4 minutes; better each time) makes later predictions for this machine tighter.")
+    out.print("`advisor calibrate` (3 to 4 minutes; better each time) makes later predictions here tighter.")
     return 0 if result.verdict in ("confirmed", "inconclusive", "measured") else result.exit_code
 
 
