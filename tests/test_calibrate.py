@@ -39,6 +39,7 @@ from advisor.performance.measured import (
     ExpertCost,
     MatrixCost,
     MeasuredCosts,
+    alike,
     applicable,
     comparable,
     family_of_architecture,
@@ -289,6 +290,8 @@ def test_comparable_calibrations() -> None:
     ]
     assert comparable(newest, [newest, *others]) == [newest, at(28), at(20)]
     assert len(comparable(newest, [newest, *(at(day) for day in range(1, 20))])) == 8
+    many = [newest, *(at(day) for day in range(1, 20)), at(21, contention=0.5), at(30), at(5, build="b1")]
+    assert len(alike(newest, many)) == 21  # what --replace forgets: more than are averaged, disturbed ones too
     busy = at(29, contention=0.5)
     assert comparable(busy, [busy, at(28)]) == [at(28)]
     assert comparable(busy, [busy]) == [busy]
@@ -583,3 +586,29 @@ def test_command_line_refuses_bad_models_at_once(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["calibrate", str(broken), "--engine", "/nowhere"])
     assert isinstance(done.exception, InputError)
     assert "broken.gguf" in str(done.exception)
+
+
+def test_command_line_replaces_what_was_measured_before(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from advisor.cli.main import app
+    from advisor.errors import InputError
+
+    def run(result: Calibration, *arguments: str) -> str:
+        monkeypatch.setattr("advisor.llamacpp.calibrate.calibrate", lambda *a, **k: result)
+        done = CliRunner().invoke(app, ["calibrate", *arguments])
+        assert done.exit_code == 0, done.output
+        return " ".join(done.stdout.split())
+
+    for day in range(1, 12):
+        save_calibration(at(day))
+    other = at(13, build="b1")
+    save_calibration(other)
+    assert "now use the mean of 8 calibrations." in run(at(14))
+    busy = at(15, contention=0.5)
+    kept = run(busy, "--replace")
+    assert "Earlier calibrations were kept" in kept
+    assert "now use the mean of 8 calibrations." in kept
+    assert "now use it." in run(at(16), "--replace")
+    assert set(c.created for c in load_calibrations()) == {at(16).created, other.created}
+    assert "now use an earlier one." in run(at(17, contention=0.5))
+    refused = CliRunner().invoke(app, ["calibrate", "--replace", "--no-save"])
+    assert isinstance(refused.exception, InputError)

@@ -59,6 +59,7 @@ def calibrate(
     from advisor.cli.confirm import progress_bar
     from advisor.errors import InputError
     from advisor.performance.measured import (
+        alike,
         comparable,
         forget_calibrations,
         load_calibrations,
@@ -94,10 +95,8 @@ def calibrate(
             models or (), engine=engine, threads=threads, gpu_layers=gpu_layers, patience=patience, progress=report
         )
     path = save_calibration(result) if save else None
-    together = comparable(result, load_calibrations()) if save else [result]
     if replace and not result.disturbed:
-        forget_calibrations([c for c in load_calibrations() if c in together and c != result])
-        together = [result]
+        forget_calibrations([c for c in alike(result, load_calibrations()) if c != result])
     if json:
         typer.echo(result.model_dump_json(indent=2))
         return
@@ -107,8 +106,13 @@ def calibrate(
     out = console()
     out.print(screen(result))
     if path is not None:
-        many = f"the mean of {len(together)} calibrations" if len(together) > 1 else "it"
-        typer.echo(f"Stored as {clean(str(path))}; predictions for this machine now use {many}.")
+        used = comparable(result, load_calibrations())
+        what = (
+            f"the mean of {len(used)} calibrations" if len(used) > 1 else "it" if result in used else "an earlier one"
+        )
+        typer.echo(f"Stored as {clean(str(path))}; predictions for this machine now use {what}.")
+        if replace and result.disturbed:
+            typer.echo("Earlier calibrations were kept, because this one was disturbed.")
 
 
 def _means(stored: Sequence[Calibration]) -> list[Calibration]:

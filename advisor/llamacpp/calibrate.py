@@ -624,35 +624,43 @@ class _Calibrator:
             architecture="llama", name="vocabulary", layers=2, width=64, heads=1, kv_heads=1, ffn=128, quant="Q8_0",
             vocabulary=65536,
         )  # fmt: skip
-        if self.engine.capabilities.synth:
-            k = 7
-            self.say("sampling")
-            accepting = self.drafting(recipe, "ngram-simple", k, None)
-            rejecting = accepting.model_copy(update={"synth_rates": forced_rates(_NEVER, k)})
-            timings: tuple[list[float], list[float]] = ([], [])
-            with ExitStack() as stack:
-                servers = [
-                    stack.enter_context(Server(self.engine, o, cancel=self.cancel)) for o in (accepting, rejecting)
-                ]
+        measure = self._sampled_rows if self.engine.capabilities.synth else self._sampled_rounds
+        self.update(sampling=max(0.0, measure(recipe)) / recipe.vocabulary)
+
+    def _sampled_rows(self, recipe: Recipe) -> float:
+        """Sampling one row [s], from rounds that accept everything and rounds that reject everything, in turn."""
+        k = 7
+        self.say("sampling")
+        accepting = self.drafting(recipe, "ngram-simple", k, None)
+        rejecting = accepting.model_copy(update={"synth_rates": forced_rates(_NEVER, k)})
+        with (
+            Server(self.engine, accepting, cancel=self.cancel) as one,
+            Server(self.engine, rejecting, cancel=self.cancel) as other,
+        ):
+
+            def alternate(meter: ContentionMeter) -> float:
+                timings: tuple[list[float], list[float]] = ([], [])
                 for i in range(1 + max(3, round(8 * self.patience))):
-                    for server, tokens, seen in zip(servers, (96, 12), timings, strict=True):
-                        rounds = max(1, tokens // (k + 1))
+                    for server, rounds, seen in zip((one, other), (12, 1), timings, strict=True):
                         timed = time_rounds(
-                            server, recipe.vocabulary, k, rounds=rounds, repetitions=1, first=i, meter=self.meter
+                            server, recipe.vocabulary, k, rounds=rounds, repetitions=1, first=i, meter=meter
                         )
                         if i:  # the first warms up
                             seen.append(timed.timing.seconds)
-            sampled = median(timings[0]) - median(timings[1])
-            self.update(sampling=max(0.0, sampled) / k / recipe.vocabulary)
-            return
-        lengths = (1, 7)
+                return median(timings[0]) - median(timings[1])
+
+            return self.quietly(alternate) / k
+
+    def _sampled_rounds(self, recipe: Recipe) -> float:
+        """The same from rounds of many rows and rounds of few, less what their passes cost."""
+        few, many = 1, 7
         free = self.calibration.model_copy(update={"sampling": 0.0})
-        more = [
+        low, high = (
             self.rounds(recipe, "ngram-simple", k, "sampling").timing.seconds
             - self._round(free, "ngram-simple", recipe, None, k)[0]
-            for k in lengths
-        ]
-        self.update(sampling=max(0.0, (more[1] - more[0]) / (lengths[1] - lengths[0])) / recipe.vocabulary)
+            for k in (few, many)
+        )
+        return (high - low) / (many - few)
 
     def _in_rounds(self) -> None:
         """Rounds without a draft pass, on a model of ordinary shape: what the parts of a pass leave unexplained."""

@@ -499,16 +499,23 @@ def comparable(newest: Calibration, calibrations: Sequence[Calibration]) -> list
     disturbed ones only if ``newest`` is the only one left.
     """
 
+    recent = [c for c in alike(newest, calibrations) if _when(newest) - _when(c) <= timedelta(days=AVERAGED_DAYS)]
+    mine = sorted(recent, key=lambda c: c.created, reverse=True)
+    return [c for c in mine if not c.disturbed][:MOST_AVERAGED] or [newest]
+
+
+def alike(newest: Calibration, calibrations: Sequence[Calibration]) -> list[Calibration]:
+    """All calibrations of the same machine, backend, engine, threads and procedure that are not newer."""
+
     def same(c: Calibration) -> bool:
         return (
             _same_machine(c.machine, newest.machine)
             and (c.machine.devices, c.backend, c.engine, c.build, c.threads, c.procedure)
             == (newest.machine.devices, newest.backend, newest.engine, newest.build, newest.threads, newest.procedure)
-            and timedelta(0) <= _when(newest) - _when(c) <= timedelta(days=AVERAGED_DAYS)
+            and _when(c) <= _when(newest)
         )
 
-    mine = sorted((c for c in calibrations if same(c)), key=lambda c: c.created, reverse=True)
-    return [c for c in mine if not c.disturbed][:MOST_AVERAGED] or [newest]
+    return [c for c in calibrations if same(c)]
 
 
 def _when(calibration: Calibration) -> datetime:
