@@ -608,7 +608,7 @@ def test_command_line_replaces_what_was_measured_before(stored: Path, monkeypatc
     assert "Earlier calibrations were kept" in kept
     assert "now use the mean of 8 calibrations." in kept
     assert "now use it." in run(at(16), "--replace")
-    assert set(c.created for c in load_calibrations()) == {at(16).created, other.created}
+    assert {c.created for c in load_calibrations()} == {at(16).created, other.created}
     assert "now use an earlier one." in run(at(17, contention=0.5))
     refused = CliRunner().invoke(app, ["calibrate", "--replace", "--no-save"])
     assert isinstance(refused.exception, InputError)
